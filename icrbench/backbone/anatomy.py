@@ -1,0 +1,205 @@
+"""Where each model family keeps its blocks, projections and heads: one table entry per family.
+
+Nothing else in the project knows a family's module names. Adding a family is adding one entry to ``ANATOMIES``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from icrbench.errors import UserError
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """Sizes of the text model.
+
+    Attributes:
+        layers: number of blocks, ``L``.
+        hidden: width of the residual stream, ``d``.
+        heads: query heads, ``H``.
+        kv_heads: key/value heads, ``G``; ``H / G`` query heads share one.
+        head_dim: width of a head, ``d_k``; ``H * d_k`` may differ from ``d`` (Qwen3, Gemma 3).
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+Reader = Callable[[Tensor, Dimensions], Tensor]
+
+
+def _flat(output: Tensor, _: Dimensions) -> Tensor:
+    """``[B, T, n*d_k]`` as it is."""
+    return output
+
+
+def _heads_last(output: Tensor, _: Dimensions) -> Tensor:
+    """``[B, T, n, d_k]`` to ``[B, T, n*d_k]`` (norms applied before the heads are moved to the front)."""
+    return output.flatten(2)
+
+
+def _heads_first(output: Tensor, _: Dimensions) -> Tensor:
+    """``[B, n, T, d_k]`` to ``[B, T, n*d_k]`` (norms applied after the heads are moved to the front)."""
+    return output.transpose(1, 2).flatten(2)
+
+
+def _block_split(part: int) -> Reader:
+    """GPT-2: one projection holding the query, key and value blocks side by side."""
+
+    def read(output: Tensor, _: Dimensions) -> Tensor:
+        parts: tuple[Tensor, ...] = output.chunk(3, dim=-1)
+        return parts[part]
+
+    return read
+
+
+def _interleaved_split(part: int) -> Reader:
+    """GPT-NeoX: one projection holding (query, key, value) of head 0, then of head 1, and so on."""
+
+    def read(output: Tensor, dims: Dimensions) -> Tensor:
+        per_head: Tensor = output.unflatten(-1, (dims.heads, 3, dims.head_dim))
+        return per_head[..., part, :].flatten(2)
+
+    return read
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A module whose output holds a vector per token, and how to read it as ``[B, T, heads*d_k]``."""
+
+    module: str
+    read: Reader
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """Module names of one family.
+
+    Attributes:
+        blocks: the list of blocks, from the text decoder (``model.get_decoder()``).
+        attention: the self-attention, from a block.
+        mlp: the feed-forward part, from a block.
+        output: the attention's output projection, from the attention; its input is the concatenated heads.
+        final_norm: the norm before the output head, from the text decoder.
+        query, key: the last projections before rotary embedding, after any q/k normalisation, from the attention.
+        cache_argument: the keyword by which the attention takes its key/value cache.
+    """
+
+    blocks: str
+    attention: str
+    mlp: str
+    output: str
+    final_norm: str
+    query: Tap
+    key: Tap
+    cache_argument: str = "cache"
+
+
+_LLAMA = Anatomy(
+    blocks="layers",
+    attention="self_attn",
+    mlp="mlp",
+    output="o_proj",
+    final_norm="norm",
+    query=Tap("q_proj", _flat),
+    key=Tap("k_proj", _flat),
+)
+
+ANATOMIES: dict[str, Anatomy] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": Anatomy(
+        blocks="layers",
+        attention="self_attn",
+        mlp="mlp",
+        output="o_proj",
+        final_norm="norm",
+        query=Tap("q_norm", _heads_last),
+        key=Tap("k_norm", _heads_last),
+    ),
+    "gemma3_text": Anatomy(
+        blocks="layers",
+        attention="self_attn",
+        mlp="mlp",
+        output="o_proj",
+        final_norm="norm",
+        query=Tap("q_norm", _heads_first),
+        key=Tap("k_norm", _heads_first),
+    ),
+    "gpt2": Anatomy(
+        blocks="h",
+        attention="attn",
+        mlp="mlp",
+        output="c_proj",
+        final_norm="ln_f",
+        query=Tap("c_attn", _block_split(0)),
+        key=Tap("c_attn", _block_split(1)),
+    ),
+    "gpt_neox": Anatomy(
+        blocks="layers",
+        attention="attention",
+        mlp="mlp",
+        output="dense",
+        final_norm="final_layer_norm",
+        query=Tap("query_key_value", _interleaved_split(0)),
+        key=Tap("query_key_value", _interleaved_split(1)),
+        cache_argument="layer_past",
+    ),
+}
+
+
+def anatomy_of(config: Any) -> Anatomy:
+    """The table entry of a model's family, from its configuration.
+
+    Raises:
+        UserError: if the family is not in the table; the sentence says what to add.
+    """
+    family = str(config.get_text_config().model_type)
+    if family not in ANATOMIES:
+        raise UserError(
+            f"model family '{family}' is not supported: add an entry naming its blocks, attention and projections"
+            f" to ANATOMIES in icrbench/backbone/anatomy.py (supported: {', '.join(sorted(ANATOMIES))})."
+        )
+    return ANATOMIES[family]
+
+
+def dimensions_of(model: PreTrainedModel) -> Dimensions:
+    """Sizes of a model's text stack, from its configuration."""
+    config: Any = model.config.get_text_config()
+    heads = int(config.num_attention_heads)
+    return Dimensions(
+        layers=int(config.num_hidden_layers),
+        hidden=int(config.hidden_size),
+        heads=heads,
+        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+    )
+
+
+def blocks_of(model: PreTrainedModel, anatomy: Anatomy) -> list[nn.Module]:
+    """The blocks of the text decoder, first to last."""
+    return list(attrgetter(anatomy.blocks)(model.get_decoder()))
+
+
+def submodule(parent: nn.Module, name: str) -> nn.Module:
+    """A named part of a module, typed."""
+    found = attrgetter(name)(parent)
+    assert isinstance(found, nn.Module), f"{name} of {type(parent).__name__} is not a module"
+    return found
+
+
+def tensor_of(output: Any) -> Tensor:
+    """The hidden states in what a module returned: the tensor itself or the first of a tuple."""
+    tensor = output[0] if isinstance(output, tuple) else output
+    assert isinstance(tensor, torch.Tensor)
+    return tensor

@@ -1,0 +1,154 @@
+"""A frozen language model with what the methods need to know about it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from icrbench.backbone.anatomy import anatomy_of, blocks_of, dimensions_of, submodule
+from icrbench.backbone.attention import ATTENTION_NAME, register_attention
+from icrbench.backbone.batch import Batch
+
+
+@dataclass(frozen=True)
+class Revision:
+    """Which weights these are.
+
+    Attributes:
+        name: what the user calls the model.
+        location: hub id, folder or file.
+        revision: hub commit, or a hash of the local files.
+    """
+
+    name: str
+    location: str
+    revision: str
+
+
+@dataclass(eq=False)
+class Backbone:
+    """A causal language model that is never trained, its tokenizer and its anatomy.
+
+    Attributes:
+        model: the model, in evaluation mode, without gradients to its weights.
+        tokenizer: its tokenizer.
+        revision: which weights these are.
+        adds_bos: whether every prompt starts with the beginning-of-sequence token.
+        max_length: the longest sequence the model takes, in tokens.
+        active: the intervention applied right now, if any.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    revision: Revision
+    adds_bos: bool = field(init=False)
+    max_length: int = field(init=False)
+    active: str | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        register_attention()
+        self.anatomy = anatomy_of(self.model.config)
+        self.dims = dimensions_of(self.model)
+        self.model.set_attn_implementation(ATTENTION_NAME)
+        self.model.eval().requires_grad_(False)
+        text_config: Any = self.model.config.get_text_config()
+        self.max_length = int(getattr(text_config, "max_position_embeddings", None) or 2048)
+        bos = self.tokenizer.bos_token_id
+        first = self.tokenizer("a").input_ids[0]
+        # Gemma is trained with the token always present and breaks without it, whatever the tokenizer file says.
+        self.adds_bos = bos is not None and (first == bos or str(text_config.model_type).startswith("gemma"))
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+        weight = self.model.get_input_embeddings().weight
+        assert isinstance(weight, Tensor)
+        return weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' number type."""
+        return self.model.dtype
+
+    @cached_property
+    def blocks(self) -> list[nn.Module]:
+        """The blocks, first to last."""
+        return blocks_of(self.model, self.anatomy)
+
+    def attention(self, layer: int) -> nn.Module:
+        """The self-attention of a block."""
+        return submodule(self.blocks[layer], self.anatomy.attention)
+
+    def part(self, layer: int, name: str) -> nn.Module:
+        """A part of a block's self-attention."""
+        return submodule(self.attention(layer), name)
+
+    def attention_scale(self, layer: int) -> float:
+        """What the model multiplies ``q . k`` with at a layer: usually, not always, ``1/sqrt(d_k)``."""
+        return float(getattr(self.attention(layer), "scaling", None) or self.dims.head_dim**-0.5)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text; the beginning-of-sequence token exactly once, or never if the model has none.
+
+        Special tokens spelled out in the text are read as plain text, so data cannot add a second one.
+        """
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        return [self.tokenizer.bos_token_id, *ids] if self.adds_bos else ids
+
+    def truncate(self, tokens: Sequence[int], limit: int) -> list[int]:
+        """At most ``limit`` tokens: the front of the text goes, the answer cue and the BOS token stay."""
+        if len(tokens) <= limit:
+            return list(tokens)
+        if self.adds_bos:
+            return [tokens[0], *tokens[len(tokens) - limit + 1 :]]
+        return list(tokens[-limit:])
+
+    def hidden_states(self, batch: Batch, cache: Any = None, inputs_embeds: Tensor | None = None) -> Tensor:
+        """Final hidden states ``[B, T, d]``, after the last norm.
+
+        Args:
+            batch: what to run.
+            cache: key/value cache of a shared prefix, extended by this call.
+            inputs_embeds: ``[B, T, d]`` to use instead of the embeddings of ``batch.input_ids``.
+        """
+        output = self.model.get_decoder()(
+            input_ids=batch.input_ids if inputs_embeds is None else None,
+            inputs_embeds=inputs_embeds,
+            attention_mask=batch.attention_mask,
+            position_ids=batch.position_ids,
+            cache=cache,
+            use_cache=cache is not None,
+        )
+        states: Tensor = output.last_hidden_state
+        return states
+
+    def logits(self, states: Tensor, token_ids: Tensor | None = None) -> Tensor:
+        """Next-token logits ``[..., V]`` in float32 of final hidden states ``[..., d]``.
+
+        Args:
+            states: final hidden states.
+            token_ids: ``[n]``: only these rows of the output head are computed, giving ``[..., n]``.
+        """
+        head = self.model.get_output_embeddings()
+        weight, bias = head.weight, getattr(head, "bias", None)
+        if token_ids is not None:
+            weight = weight[token_ids]
+            bias = None if bias is None else bias[token_ids]
+        logits = nn.functional.linear(states.to(weight.device), weight, bias).float()
+        softcap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
+        return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+    def identity(self) -> dict[str, Any]:
+        """All about the model that can change a result, for a cell's identity."""
+        return {
+            "name": self.revision.name,
+            "location": self.revision.location,
+            "revision": self.revision.revision,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "bos": self.adds_bos,
+            "max_length": self.max_length,
+        }

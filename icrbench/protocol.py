@@ -1,0 +1,97 @@
+"""Which data a method may see: the one place where that is decided."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from icrbench import contamination
+from icrbench.data import Source, TaskData, load, subsample
+from icrbench.errors import UserError
+from icrbench.method import FitData, Method, Pool, Scope
+from icrbench.task import Example, Task
+
+Protocol = Literal["paper", "in_task"]
+PROTOCOLS: tuple[Protocol, ...] = ("paper", "in_task")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How data is handed out.
+
+    Attributes:
+        protocol: ``paper`` gives tasks out of domain no labels of their own: what is fitted for them uses the
+            in-domain tasks. ``in_task`` gives every task its own train split.
+        clean: drop train rows that share texts with any test split of the run.
+        limit: test rows a task; None for all.
+    """
+
+    protocol: Protocol
+    clean: bool
+    limit: int | None
+
+
+class Datasets:
+    """The data of a run: test rows to score and train pools to fit on."""
+
+    def __init__(
+        self, tasks: Iterable[Task], domains: Iterable[Task], source: Source, rules: Rules, workspace: Path
+    ) -> None:
+        """Load the tasks to score and, beside them, the in-domain tasks that methods may learn from."""
+        self._rules = rules
+        self._workspace = workspace
+        self.tasks = {task.name: task for task in tasks}
+        domains = list(domains)
+        self._domains = [task.name for task in domains]
+        self.data: dict[str, TaskData] = {task.name: load(task, source) for task in [*self.tasks.values(), *domains]}
+        self._pools = {name: self._pool(data) for name, data in self.data.items()}
+
+    def test(self, task: str) -> tuple[Example, ...]:
+        """The rows to score: the same for every method and seed, so that results can be compared row by row."""
+        return subsample(self.data[task].test, self._rules.limit, "limit", task)
+
+    def for_fit(self, method: Method, task: str | None) -> FitData:
+        """What ``fit`` may see.
+
+        Args:
+            method: the method.
+            task: the task to be scored; None for a universal fit.
+        """
+        return FitData(pools=self.pools(method, task), target=task, workspace=self._workspace)
+
+    def pools(self, method: Method, task: str | None) -> Mapping[str, Pool]:
+        """The train pools of a fit."""
+        if method.scope is Scope.NONE:
+            return {}
+        own = task is not None and (self._rules.protocol == "in_task" or self.data[task].task.role == "id")
+        names = [task] if own and task is not None else self._domains
+        if not names:
+            raise UserError("no in-domain task to learn from: add a task with role id.")
+        return {name: self._pools[name] for name in names}
+
+    def overlap(self, method: Method, task: str) -> dict[str, int]:
+        """Test rows of ``task`` that share texts with a pool the method sees, by ``"train->test"``; zeros left out."""
+        fitted_for = task if method.scope is Scope.TASK else None
+        pools = {name: pool.train for name, pool in self.pools(method, fitted_for).items()}
+        found = contamination.count(pools, {task: self.test(task)})
+        return {f"{train}->{test}": both.test_rows for (train, test), both in found.items() if both.test_rows}
+
+    def _pool(self, data: TaskData) -> Pool:
+        train = data.train
+        if self._rules.clean:
+            train = contamination.clean(train, [other.test for other in self.data.values()])
+            if not train:
+                raise UserError(f"nothing is left of the train rows of '{data.task.name}' with --clean.")
+        content = "\n".join(f"{example.content_hash} {example.label}" for example in train)
+        return Pool(data.task, train, hashlib.sha256(content.encode()).hexdigest()[:16])
+
+
+def needed_domains(
+    known: Iterable[Task], tasks: Iterable[Task], methods: Iterable[Method], protocol: Protocol
+) -> list[Task]:
+    """The in-domain tasks whose train pools some method of a run will ask for."""
+    scopes = {method.scope for method in methods}
+    out_of_domain = any(task.role != "id" for task in tasks)
+    wanted = Scope.UNIVERSAL in scopes or (Scope.TASK in scopes and protocol == "paper" and out_of_domain)
+    return [task for task in known if task.role == "id"] if wanted else []

@@ -1,0 +1,128 @@
+"""Which records may stand in one table: the rule that keeps results comparable.
+
+A table holds one model, protocol and cleaning, one kind of data (demo, full, or a subset of a given size),
+one edition of each task and one method behind each label. Nothing is dropped:
+
+* Another **model** under the same name (revision, dtype, ...): a table of its own, named by its revision.
+* Another **edition** of a task (data hash, template, version): the newest of every task is the table; the
+  ones before it go to a second table that says so. A method that was not run again on the newest edition has
+  a gap in the first.
+* Another **method** behind the same label (a default or the code changed): a row of its own, marked as older.
+
+"Newest" is by the time the last of its cells finished. ``identity["model"]``, ``["task"]``, ``["method"]``
+and ``["code"]`` are compared; what else an identity holds belongs to one cell, and
+two results that differ only there are an error when the table is made.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from itertools import groupby
+
+from icrbench.store import CellRecord
+
+
+@dataclass(frozen=True)
+class Group:
+    """The records of one table, each with the label of its row."""
+
+    model: str
+    protocol: str
+    clean: bool
+    data: str
+    """For example "real data, 200 test rows a task"."""
+    demo: bool
+    variant: str
+    """Tells apart two models of one name; empty if there is only one."""
+    edition: int
+    """0: the newest edition of each task; 1: the one before it; ..."""
+    records: tuple[tuple[str, CellRecord], ...]
+
+    @property
+    def title(self) -> str:
+        """What the table holds, in one line."""
+        parts = [self.model + (f" ({self.variant})" if self.variant else ""), f"protocol {self.protocol}"]
+        parts += ["overlapping training examples removed"] if self.clean else []
+        parts += [self.data]
+        parts += [f"superseded tasks ({self.edition} back)"] if self.edition else []
+        return " · ".join(parts)
+
+
+def comparable_groups(records: Iterable[CellRecord]) -> list[Group]:
+    """Split records into tables: real before demo data, full before subsets, then by model and protocol."""
+    keyed = sorted(((_place(record), record) for record in records), key=lambda pair: pair[0])
+    groups = []
+    for (demo, rows, model, protocol, clean), members in groupby(keyed, key=lambda pair: pair[0]):
+        models = _newest_first([record for _, record in members], lambda record: _digest(record, "model"))
+        for same_model in models:
+            variant = _model_words(same_model[0]) if len(models) > 1 else ""
+            for edition, chosen in enumerate(_editions(same_model)):
+                data = _data_label(demo, -rows)
+                labelled = tuple(_labelled(chosen))
+                groups.append(Group(model, protocol, clean, data, demo, variant, edition, labelled))
+    return groups
+
+
+def _place(record: CellRecord) -> tuple[bool, float, str, str, bool]:
+    cell, limit = record["cell"], record["data"]["limit"]
+    rows = float("inf") if limit is None else limit
+    return record["data"]["kind"] == "demo", -rows, cell["model"], cell["protocol"], cell["clean"]
+
+
+def _data_label(demo: bool, rows: float) -> str:
+    label = "demo data (bundled, hand-written)" if demo else "real data"
+    if rows != float("inf"):
+        return f"{label}, {rows:,.0f} test rows a task"
+    return label if demo else f"{label}, full test sets"
+
+
+def _editions(records: list[CellRecord]) -> list[list[CellRecord]]:
+    """Records by edition of their task, the newest of every task first."""
+    editions: list[list[CellRecord]] = []
+    by_task = sorted(records, key=lambda record: record["cell"]["task"])
+    for _, members in groupby(by_task, key=lambda record: record["cell"]["task"]):
+        for number, edition in enumerate(_newest_first(list(members), _edition)):
+            if number == len(editions):
+                editions.append([])
+            editions[number] += edition
+    return editions
+
+
+def _edition(record: CellRecord) -> str | None:
+    hashes = record["data"]["sha256"]
+    return json.dumps([hashes, _digest(record, "task")], sort_keys=True) if hashes else None
+
+
+def _labelled(records: list[CellRecord]) -> Iterable[tuple[str, CellRecord]]:
+    by_label = sorted(records, key=lambda record: record["cell"]["label"])
+    for label, members in groupby(by_label, key=lambda record: record["cell"]["label"]):
+        for number, same in enumerate(_newest_first(list(members), lambda r: _digest(r, "method", "code"))):
+            mark = f" (older, {(_digest(same[0], 'method', 'code') or '?')[:4]})" if number else ""
+            yield from ((label + mark, record) for record in same)
+
+
+def _newest_first(records: list[CellRecord], variant: Callable[[CellRecord], Hashable]) -> list[list[CellRecord]]:
+    """Partition records by ``variant(record)``, the most recently finished part first.
+
+    A cell that failed before its variant was known (None) joins the newest.
+    """
+    parts: dict[Hashable, list[CellRecord]] = {}
+    for record in records:
+        parts.setdefault(variant(record), []).append(record)
+    unknown = parts.pop(None, []) if len(parts) > 1 else []
+    ordered = sorted(parts.values(), key=lambda part: max(record["finished"] for record in part), reverse=True)
+    ordered[0] += unknown
+    return ordered
+
+
+def _digest(record: CellRecord, *fields: str) -> str | None:
+    known = {field: record["identity"][field] for field in fields if field in record["identity"]}
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest() if known else None
+
+
+def _model_words(record: CellRecord) -> str:
+    """What sets this model apart, short: its revision if it has one."""
+    model = record["identity"].get("model")
+    revision = model.get("revision") if isinstance(model, dict) else None
+    return f"revision {str(revision)[:12]}" if revision else f"identity {(_digest(record, 'model') or '?')[:8]}"

@@ -1,0 +1,139 @@
+"""What stands below a table: how to read it, what is missing from it, and where it came from."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from icrbench.report.leaderboard import AVERAGE, Row, Table
+from icrbench.store import CellRecord
+
+
+def failures(table: Table) -> dict[str, int]:
+    """Every distinct error of the table with the number of its footnote, in the order of reading."""
+    numbers: dict[str, int] = {}
+    for row in table.rows:
+        for column in table.columns:
+            for error in row.scores[column.name].errors:
+                numbers.setdefault(error, len(numbers) + 1)
+    return numbers
+
+
+def notes(table: Table) -> list[str]:
+    """The footnotes, one sentence or two each, without markup."""
+    lines = [_data_note(table), _reading_note(table)]
+    lines += [_test_note()] if any(row.scores[AVERAGE].versus for row in table.rows) else []
+    lines += [_seed_note(table.rows)]
+    statuses = {score.status for row in table.rows for score in row.scores.values()}
+    if "missing" in statuses or "failed" in statuses:
+        lines.append("—: not run. An average needs all its tasks with all seeds, otherwise it is left empty.")
+    if "partial" in statuses:
+        lines.append("(k/n): only k of the row's n seeds are there.")
+    lines += [f"failed ({number}): {error}" for error, number in failures(table).items()]
+    records = [record for _, record in table.group.records]
+    lines += [*_overlap(records, table.group.clean), *_truncated(table)]
+    return [_one_line(line) for line in lines]
+
+
+def provenance(table: Table) -> list[tuple[str, str]]:
+    """What made the table: pairs of a name and every distinct value among its records."""
+    records = [record for _, record in table.group.records]
+    environments = [record["environment"] for record in records]
+    commits = [
+        f"{environment['commit']}{' with uncommitted changes' if environment.get('dirty') else ''}"
+        for environment in environments
+        if environment.get("commit")
+    ]
+    packages = [
+        f"{name} {version}" for e in environments for name, version in (e.get("packages") or {}).items() if version
+    ]
+    sources = [f"{r['cell']['task']}: {r['data']['location']}{_at(r['data']['revision'])}" for r in records]
+    hashes = [
+        f"{r['cell']['task']} {r['data']['sha256'].get('test', '?')[:12]}" for r in records if r["data"]["sha256"]
+    ]
+    pairs = [
+        ("command", _distinct(e.get("command") for e in environments)),
+        ("commit", _distinct(commits)),
+        ("python", _distinct(e.get("python") for e in environments)),
+        ("packages", _distinct(sorted(packages))),
+        ("machine", _distinct(e.get("machine") for e in environments)),
+        ("data", _distinct(sorted(sources))),
+        ("sha256 of the test data", _distinct(sorted(hashes))),
+        ("time", f"{min(r['started'] for r in records)} to {max(r['finished'] for r in records)}"),
+    ]
+    return [(name, value) for name, value in pairs if value]
+
+
+def _data_note(table: Table) -> str:
+    sizes = {
+        column.name: max((row.scores[column.name].rows or 0) for row in table.rows)
+        for column in table.columns
+        if not column.is_average
+    }
+    listed = ", ".join(f"{name} {size:,}" for name, size in sizes.items() if size)
+    warning = " It shows that everything runs; its numbers say nothing about a method." if table.group.demo else ""
+    return f"Data: {table.group.data}.{warning}" + (f" Test rows: {listed}." if listed else "")
+
+
+def _reading_note(table: Table) -> str:
+    n_tasks = len(table.columns[-1].tasks)
+    return (
+        "Accuracy in %, mean ± sample standard deviation over seeds. Bold: best of a column; "
+        "underlined: second best; what prints alike ties. Average: mean over the "
+        f"{n_tasks} task{'s' if n_tasks > 1 else ''}, each counting the same. Collapse: number of tasks "
+        "below zero-shot."
+    )
+
+
+def _test_note() -> str:
+    return (
+        "vs zero-shot: difference of the averages in points, its 95 % interval (paired bootstrap over "
+        "examples and seeds), and a two-sided p (paired sign-flip test over examples, stratified by task; "
+        "exact McNemar for one task and one seed), corrected over the rows by Holm's method."
+    )
+
+
+def _seed_note(rows: Iterable[Row]) -> str:
+    return "Seeds: " + ", ".join(f"{row.label} {row.seeds}" for row in rows) + "."
+
+
+def _overlap(records: list[CellRecord], clean: bool) -> list[str]:
+    """The contamination the records report, if any."""
+    found: dict[str, str] = {}
+    for record in records:
+        pairs = record["data"]["contamination"].get("pairs", {})
+        if isinstance(pairs, dict):
+            found.update({str(pair): _compact(count) for pair, count in pairs.items() if count})
+    if not found:
+        return []
+    listed = ", ".join(f"{pair} {count}" for pair, count in sorted(found.items()))
+    state = "removed from the training data" if clean else "left in the training data"
+    return [f"Overlap of training with test data ({state}): {listed}."]
+
+
+def _truncated(table: Table) -> list[str]:
+    counts: dict[str, list[int]] = {}
+    for label, record in table.group.records:
+        result = record["result"]
+        if result and result["truncated"]:
+            count = counts.setdefault(f"{label} on {record['cell']['task']}", [0, 0])
+            count[0] += result["truncated"]
+            count[1] += result["n"]
+    listed = ", ".join(f"{where} {cut:,} of {n:,}" for where, (cut, n) in sorted(counts.items()))
+    return [f"Prompts cut to fit the model, over all seeds: {listed}."] if counts else []
+
+
+def _at(revision: str | None) -> str:
+    return f" at {revision[:12]}" if revision else ""
+
+
+def _compact(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _distinct(values: Iterable[Any]) -> str:
+    return _one_line("; ".join(dict.fromkeys(_compact(value) for value in values if value)))
+
+
+def _one_line(text: str) -> str:
+    """Without line breaks, which would end a list item or a comment of the output."""
+    return " ".join(text.split())

@@ -1,0 +1,245 @@
+"""A leaderboard as Markdown, LaTeX (booktabs), CSV, or on the terminal.
+
+Each table is shown as three grids, so that none is wider than a page: averages with the comparison to
+zero-shot, accuracy by task, and the 95 % intervals. The renderers only differ in how they write a grid.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from icrbench.report.leaderboard import AVERAGE, Column, Row, Score, Table
+from icrbench.report.notes import failures, notes, provenance
+
+MISSING = "—"
+_BOLD = "\033[1m{}\033[0m"
+_TERMINAL = ("{}", _BOLD, "\033[4m{}\033[0m")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One field of a grid: its text, and 1 (best), 2 (second best) or 0."""
+
+    text: str
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of text; the first column holds method labels."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Entry, ...], ...]
+
+
+def grids(table: Table) -> list[Grid]:
+    """The three views of a table, the same for every output."""
+    tasks = [column for column in table.columns if not column.is_average]
+    averages = [column for column in table.columns if column.is_average]
+    numbers = failures(table)
+    summary = tuple(
+        (
+            Entry(row.label),
+            *(Entry(_accuracy(row, column, numbers), table.rank(column.name, row)) for column in averages),
+            Entry("" if row.collapse is None else str(row.collapse)),
+            Entry(_versus(row.scores[AVERAGE])),
+        )
+        for row in table.rows
+    )
+    by_task = tuple(
+        (
+            Entry(row.label),
+            *(Entry(_accuracy(row, column, numbers), table.rank(column.name, row)) for column in tasks),
+        )
+        for row in table.rows
+    )
+    intervals = tuple(
+        (Entry(row.label), *(Entry(_interval(row.scores[column.name])) for column in (*tasks, averages[-1])))
+        for row in table.rows
+    )
+    names = tuple(column.name for column in tasks)
+    return [
+        Grid("Averages", ("method", *(c.title for c in averages), "Collapse", "vs zero-shot [95 %] p"), summary),
+        Grid("Accuracy by task", ("method", *names), by_task),
+        Grid("95 % intervals", ("method", *names, "Average"), intervals),
+    ]
+
+
+def markdown(tables: Sequence[Table]) -> str:
+    """All tables as GitHub Markdown."""
+    parts = ["# Leaderboard"]
+    for table in tables:
+        parts.append(f"## {table.group.title}")
+        for grid in grids(table):
+            parts += [f"### {grid.title}", _markdown_grid(grid)]
+        parts.append("\n".join(f"- {_escape_markdown(note)}" for note in notes(table)))
+        origin = [f"- {name}: {_escape_markdown(value)}" for name, value in provenance(table)]
+        parts += ["### Provenance", "\n".join(origin)]
+    return "\n\n".join(parts) + "\n"
+
+
+def latex(tables: Sequence[Table]) -> str:
+    r"""All tables as LaTeX floats; the document needs ``\usepackage{booktabs}`` and nothing else."""
+    parts = []
+    for table in tables:
+        comments = [f"% {table.group.title}", *(f"% {name}: {value}" for name, value in provenance(table))]
+        averages, by_task, intervals = grids(table)
+        blocks = [_latex_grid(grid) for grid in (averages, _transposed(by_task), _transposed(intervals))]
+        caption = " ".join(_escape_latex(note if note.endswith(".") else note + ".") for note in notes(table))
+        parts += [
+            *comments,
+            r"\begin{table*}[p]",
+            r"\centering\scriptsize\setlength{\tabcolsep}{2.5pt}",
+            "\n\\par\\medskip\n".join(blocks),
+            rf"\caption{{{_escape_latex(table.group.title)}. {caption}}}",
+            r"\end{table*}",
+            "",
+        ]
+    return "\n".join(parts)
+
+
+def csv(tables: Sequence[Table]) -> str:
+    """All tables as one long table: a row for each method and column; accuracies are fractions."""
+    rows = []
+    for table in tables:
+        group = table.group
+        for row in table.rows:
+            for column in table.columns:
+                rows.append(
+                    {
+                        "model": group.model,
+                        "variant": group.variant,
+                        "protocol": group.protocol,
+                        "clean": group.clean,
+                        "data": group.data,
+                        "edition": group.edition,
+                        "method": row.label,
+                        "column": column.name,
+                        "is_average": column.is_average,
+                        **_numbers(row, column),
+                    }
+                )
+    # Whole numbers with gaps would be written as 1.0.
+    whole = dict.fromkeys(("seeds", "test_rows", "collapse"), "Int64")
+    return pd.DataFrame(rows).astype(whole).to_csv(index=False, lineterminator="\n")
+
+
+def terminal(tables: Sequence[Table]) -> str:
+    """Averages, accuracies and footnotes with the marks of a terminal; methods stand side by side by task."""
+    parts = []
+    for table in tables:
+        averages, by_task, _ = grids(table)
+        parts += [_BOLD.format(table.group.title), _plain(averages, _TERMINAL, "simple")]
+        parts += [_plain(_transposed(by_task), _TERMINAL, "simple")]
+        parts.append("\n".join(textwrap.fill(note, 110, subsequent_indent="  ") for note in notes(table)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _accuracy(row: Row, column: Column, numbers: dict[str, int]) -> str:
+    score = row.scores[column.name]
+    if score.status == "failed":
+        return f"failed ({', '.join(str(numbers[error]) for error in score.errors)})"
+    if score.mean is None:
+        return "" if column.is_average else MISSING
+    spread = f" ±{100 * score.std:.1f}" if score.std is not None else ""
+    part = f" ({score.seeds}/{row.seeds})" if score.status == "partial" else ""
+    return f"{100 * score.mean:.1f}{spread}{part}"
+
+
+def _versus(score: Score) -> str:
+    if score.versus is None or score.p_holm is None:
+        return ""
+    low, high = score.versus.interval.low, score.versus.interval.high
+    p = f"{score.p_holm:.3f}" if score.p_holm >= 0.001 else "<0.001"
+    return f"{_signed(score.versus.difference)} [{_signed(low)}, {_signed(high)}] {p}"
+
+
+def _signed(value: float) -> str:
+    rounded = round(100 * value, 1)
+    return f"{'−' if rounded < 0 else '+'}{abs(rounded):.1f}"
+
+
+def _interval(score: Score) -> str:
+    if score.interval is None:
+        return ""
+    return f"{100 * score.interval.low:.1f}–{100 * score.interval.high:.1f}"
+
+
+def _numbers(row: Row, column: Column) -> dict[str, object]:
+    score = row.scores[column.name]
+    versus = score.versus
+    return {
+        "status": score.status,
+        "accuracy": score.mean,
+        "std": score.std,
+        "ci_low": score.interval.low if score.interval else None,
+        "ci_high": score.interval.high if score.interval else None,
+        "seeds": score.seeds or None,
+        "row_seeds": row.seeds,
+        "test_rows": score.rows,
+        "vs_zero_shot": versus.difference if versus else None,
+        "vs_low": versus.interval.low if versus else None,
+        "vs_high": versus.interval.high if versus else None,
+        "test": versus.test if versus else None,
+        "p": versus.p if versus else None,
+        "p_holm": score.p_holm,
+        "collapse": row.collapse if column.name == AVERAGE else None,
+        "error": " | ".join(score.errors) or None,
+    }
+
+
+def _plain(grid: Grid, marks: Sequence[str], style: str) -> str:
+    body = [[marks[entry.rank].format(entry.text) for entry in row] for row in grid.rows]
+    aligned = ["left"] + ["right"] * (len(grid.header) - 1)
+    frame = pd.DataFrame(body, columns=list(grid.header))
+    return frame.to_markdown(index=False, disable_numparse=True, colalign=aligned, tablefmt=style)
+
+
+def _markdown_grid(grid: Grid) -> str:
+    named = tuple((Entry(f"`{row[0].text}`".replace("|", r"\|")), *row[1:]) for row in grid.rows)
+    return _plain(replace(grid, rows=named), ("{}", "**{}**", "<u>{}</u>"), "pipe")
+
+
+def _transposed(grid: Grid) -> Grid:
+    """Tasks as rows, methods as columns: twelve columns do not fit a terminal or a page of text."""
+    header = ("task", *(row[0].text for row in grid.rows))
+    columns = zip(*(row[1:] for row in grid.rows), strict=True)
+    rows = tuple((Entry(name), *column) for name, column in zip(grid.header[1:], columns, strict=True))
+    return Grid(grid.title, header, rows)
+
+
+def _latex_grid(grid: Grid) -> str:
+    marks = ("{}", r"\textbf{{{}}}", r"\underline{{{}}}")
+    lines = [rf"\begin{{tabular}}{{l{'r' * (len(grid.header) - 1)}}}", r"\toprule"]
+    lines += [" & ".join(map(_escape_latex, grid.header)) + r" \\", r"\midrule"]
+    for row in grid.rows:
+        fields = [marks[entry.rank].format(_escape_latex(entry.text)) for entry in row]
+        lines.append(" & ".join(fields) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+
+
+_LATEX = {
+    **{character: f"\\{character}" for character in "%_&#${}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": "$<$",
+    ">": "$>$",
+    "—": "---",
+    "–": "--",
+    "−": "$-$",
+    "±": r"$\pm$",
+    "·": r"$\cdot$",
+}
+
+
+def _escape_markdown(text: str) -> str:
+    """Keep what an error message holds from being read as markup."""
+    return "".join({"<": "&lt;"}.get(c, f"\\{c}" if c in "\\*`[]" else c) for c in text)
+
+
+def _escape_latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)

@@ -1,0 +1,257 @@
+"""The grid: methods x models x tasks x seeds, one cell after the other, each kept as it is finished."""
+
+import hashlib
+import json
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from icrbench.backbone import Backbone
+from icrbench.backbone.trunk import TrunkCache
+from icrbench.environment import code_identity, environment
+from icrbench.method import Artefact, Fitted, Method, Scope
+from icrbench.progress import bar, say
+from icrbench.prompting import MAX_QUERY_TOKENS, Prompter
+from icrbench.protocol import Datasets, Rules
+from icrbench.randomness import Randomness
+from icrbench.scoring import Scored, ScoringOptions, score
+from icrbench.store import SCHEMA_VERSION, CellRecord, Store
+
+
+@dataclass(frozen=True)
+class LabelledMethod:
+    """A method and how the user wrote it, which is its name in tables."""
+
+    label: str
+    method: Method
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One result to be had."""
+
+    method: LabelledMethod
+    task: str
+    seed: int | None
+
+    def __str__(self) -> str:
+        return f"{self.method.label} {self.task}" + ("" if self.seed is None else f" seed {self.seed}")
+
+
+@dataclass
+class Outcome:
+    """How a run went."""
+
+    done: int = 0
+    kept: int = 0
+    failed: int = 0
+
+
+def cells(methods: Sequence[LabelledMethod], tasks: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
+    """The cells of one model in working order: what is fitted once stays together.
+
+    A method without randomness has one cell a task, whatever the seeds.
+    """
+    return [
+        Cell(method, task, seed)
+        for method in methods
+        for seed in (seeds if method.method.seeded else [None])
+        for task in tasks
+    ]
+
+
+class Runner:
+    """Runs the cells of one model into a store."""
+
+    def __init__(
+        self, backbone: Backbone, datasets: Datasets, rules: Rules, store: Store, options: ScoringOptions
+    ) -> None:
+        self._backbone = backbone
+        self._datasets = datasets
+        self._rules = rules
+        self._store = store
+        self._options = options
+        self._trunks = TrunkCache()
+        self._fits: dict[str, tuple[Fitted, float]] = {}
+        for task in datasets.tasks.values():  # options that cannot be told apart are found before any work
+            prompter = Prompter(backbone, task)
+            for example in datasets.data[task.name].test:
+                prompter.option_tokens(task.prompt(example), example.options)
+
+    def run(self, grid: Sequence[Cell]) -> Outcome:
+        """Run every cell that is not in the store yet; a failing cell is recorded and the grid goes on."""
+        outcome = Outcome()
+        for number, cell in enumerate(grid, 1):
+            key = _hash(self.identity(cell))
+            with self._store.lock(key) as free:
+                if not free:
+                    self._say(number, grid, cell, "being run by another process, left to it")
+                    outcome.kept += 1
+                elif self._store.completed(key):
+                    outcome.kept += 1
+                else:
+                    self._run_cell(cell, key, outcome, lambda text: self._say(number, grid, cell, text))  # noqa: B023
+        return outcome
+
+    def identity(self, cell: Cell) -> dict[str, Any]:
+        """Everything that can change a cell's result."""
+        data = self._datasets.data[cell.task]
+        return {
+            **self._fit_identity(cell.method.method, cell.task, cell.seed),
+            "task": data.task.identity(),
+            "test": {"sha256": data.provenance.sha256["test"], "limit": self._rules.limit},
+            "scoring": {"max_query_tokens": MAX_QUERY_TOKENS},
+        }
+
+    def _fit_identity(self, method: Method, task: str, seed: int | None) -> dict[str, Any]:
+        target = task if method.scope is Scope.TASK else None
+        return {
+            "method": {"name": method.name, "hyperparameters": method.hyperparameters()},
+            "code": code_identity(method),
+            "model": self._backbone.identity(),
+            "pools": {
+                name: {"rows": pool.sha256, "task": pool.task.identity()}
+                for name, pool in self._datasets.pools(method, target).items()
+            },
+            "target": target,
+            "protocol": self._rules.protocol,
+            "clean": self._rules.clean,
+            "seed": seed,
+        }
+
+    def _run_cell(self, cell: Cell, key: str, outcome: Outcome, say_result: Callable[[str], None]) -> None:
+        started = datetime.now(UTC)
+        try:
+            fitted, seconds_fit = self._fitted(cell)
+            begin = time.perf_counter()
+            scored = self._score(cell, fitted)
+            seconds = time.perf_counter() - begin
+        except Exception as error:  # whatever a method does wrong costs its own cell, not the grid
+            self._store.write(self._record(cell, key, started, None, error), None)
+            outcome.failed += 1
+            say_result(f"failed: {_one_line(error)}")
+            return
+        examples = self._datasets.test(cell.task)
+        rows = [
+            {
+                "example_id": example.id,
+                "content_hash": example.content_hash,
+                "gold": example.label,
+                "prediction": result.prediction,
+                "correct": result.prediction == example.label,
+                "option_logits": list(result.option_logits),
+                "prompt_tokens": len(result.prompt.tokens),
+                "truncated": result.prompt.truncated or result.prompt.dropped > 0,
+            }
+            for example, result in zip(examples, scored, strict=True)
+        ]
+        correct = sum(bool(row["correct"]) for row in rows)
+        result = {
+            "accuracy": correct / len(rows),
+            "n": len(rows),
+            "correct": correct,
+            "truncated": sum(bool(row["truncated"]) for row in rows),
+            "seconds_score": round(seconds, 3),
+            "seconds_fit": round(seconds_fit, 3),
+            "cached_parameters": fitted.cached_parameters,
+            "prompt_tokens": sum(len(item.prompt.tokens) for item in scored),
+        }
+        self._store.write(self._record(cell, key, started, result, None), rows)
+        outcome.done += 1
+        say_result(f"{100 * correct / len(rows):5.1f} %  ({len(rows)} rows, {seconds:.1f} s)")
+
+    def _score(self, cell: Cell, fitted: Fitted) -> list[Scored]:
+        examples = self._datasets.test(cell.task)
+        with bar(str(cell), len(examples)) as progress:
+            return score(
+                self._backbone,
+                fitted,
+                self._datasets.tasks[cell.task],
+                examples,
+                self._options,
+                self._trunks,
+                progress.update,
+            )
+
+    def _fitted(self, cell: Cell) -> tuple[Fitted, float]:
+        """The cell's fit: from this run, from the results folder, or made now; and the seconds it took."""
+        method = cell.method.method
+        identity = self._fit_identity(method, cell.task, cell.seed)
+        key = _hash(identity)
+        if key not in self._fits:
+            folder = self._store.folder / "fitted" / f"{method.name}-{key}"
+            if (folder / "fitted.json").exists():
+                fitted, seconds = Artefact.load(folder, self._backbone).fitted, 0.0
+            else:
+                begin = time.perf_counter()
+                target = cell.task if method.scope is Scope.TASK else None
+                data = self._datasets.for_fit(method, target)
+                fitted = method.fit(self._backbone, data, Randomness(cell.seed or 0))
+                seconds = time.perf_counter() - begin
+                if method.scope is not Scope.NONE:
+                    Artefact(method, fitted, self._backbone.identity()).save(folder)
+            self._fits = {key: (fitted, seconds)}  # cells of one fit follow each other
+        return self._fits[key]
+
+    def _record(self, cell: Cell, key: str, started: datetime, result: Any, error: Exception | None) -> CellRecord:
+        data = self._datasets.data[cell.task]
+        provenance = data.provenance
+        return {
+            "schema": SCHEMA_VERSION,
+            "key": key,
+            "status": "ok" if error is None else "failed",
+            "cell": {
+                "method": cell.method.method.name,
+                "label": cell.method.label,
+                "model": self._backbone.revision.name,
+                "task": cell.task,
+                "seed": cell.seed,
+                "protocol": self._rules.protocol,
+                "clean": self._rules.clean,
+            },
+            "identity": self.identity(cell),
+            "task": {
+                "title": data.task.title,
+                "role": data.task.role,
+                "n_options": data.task.max_options,
+            },
+            "data": {
+                "kind": provenance.kind,
+                "location": provenance.location,
+                "revision": provenance.revision,
+                "sha256": provenance.sha256,
+                "n_test_full": provenance.n_test,
+                "limit": self._rules.limit,
+                "contamination": {
+                    "pairs": self._datasets.overlap(cell.method.method, cell.task),
+                    "clean": self._rules.clean,
+                },
+            },
+            "result": result,
+            "error": None
+            if error is None
+            else {
+                "type": type(error).__name__,
+                "message": _one_line(error),
+                "traceback": "".join(traceback.format_exception(error)),
+            },
+            "environment": environment(),
+            "started": started.isoformat(timespec="seconds"),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+    def _say(self, number: int, grid: Sequence[Cell], cell: Cell, text: str) -> None:
+        width = len(str(len(grid)))
+        say(f"[{number:{width}}/{len(grid)}] {self._backbone.revision.name}  {cell!s:<32} {text}")
+
+
+def _hash(identity: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,120 @@
+"""From command-line options to a finished run."""
+
+import argparse
+import logging
+from pathlib import Path
+
+from icrbench.backbone.load import check_model, load_backbone
+from icrbench.cache import cache_folder
+from icrbench.data import Demo, Hub, LocalDir, Source
+from icrbench.errors import UserError, unknown
+from icrbench.estimate import estimate
+from icrbench.grid import Request, parse_methods
+from icrbench.presets import preset
+from icrbench.progress import say, set_quiet
+from icrbench.protocol import PROTOCOLS, Datasets, Rules, needed_domains
+from icrbench.runner import Runner, cells
+from icrbench.scoring import ScoringOptions
+from icrbench.store import Store
+from icrbench.task import get_tasks, load_tasks
+
+
+def request(options: argparse.Namespace) -> Request:
+    """Check everything that can be checked without loading data or a model.
+
+    Raises:
+        UserError: for anything wrong, in one sentence.
+    """
+    sizes = preset(options.preset)
+    if options.protocol not in PROTOCOLS:
+        raise unknown("protocol", options.protocol, PROTOCOLS)
+    models = [name.strip() for name in options.models.split(",") if name.strip()]
+    if not models:
+        raise UserError("no model asked for: name one with --models; `icrbench list models` shows some.")
+    for model in models:
+        check_model(model)
+    return Request(
+        methods=parse_methods(options.methods, options.set, sizes),
+        models=models,
+        tasks=get_tasks(options.tasks, options.tasks_dir),
+        known_tasks=list(load_tasks(options.tasks_dir).values()),
+        seeds=_seeds(options.seeds) if options.seeds else sizes.seeds,
+        source=_source(options.data_dir, options.demo),
+        rules=Rules(options.protocol, options.clean, options.limit or sizes.limit),
+        out=options.out,
+        workspace=options.cache_dir or cache_folder(),
+        scoring=ScoringOptions(batch_size=options.batch_size),
+        device=options.device,
+        dtype=options.dtype,
+        device_map=options.device_map,
+    )
+
+
+def _source(data_dir: Path | None, demo: bool) -> Source:
+    if demo:
+        return Demo()
+    if data_dir is None:
+        return Hub()
+    if not data_dir.is_dir():
+        raise UserError(f"no folder {data_dir}: give --data-dir the folder that holds TASK/train.jsonl.")
+    return LocalDir(data_dir)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"--seeds must be whole numbers joined by commas, not '{text}'.") from error
+    return list(dict.fromkeys(seeds))
+
+
+def _datasets(asked: Request) -> Datasets:
+    domains = needed_domains(
+        asked.known_tasks, asked.tasks, [item.method for item in asked.methods], asked.rules.protocol
+    )
+    return Datasets(asked.tasks, domains, asked.source, asked.rules, asked.workspace)
+
+
+def run(asked: Request, *, quiet: bool) -> int:
+    """Run the grid; returns 0, or 1 if a cell failed."""
+    set_quiet(quiet)
+    for noisy in ("transformers", "huggingface_hub", "datasets"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    store = Store(asked.out)
+    store.check_writable()
+    datasets = _datasets(asked)
+    grid = cells(asked.methods, [task.name for task in asked.tasks], asked.seeds)
+    failed = 0
+    for model in asked.models:
+        backbone = load_backbone(model, device=asked.device, dtype=asked.dtype, device_map=asked.device_map)
+        outcome = Runner(backbone, datasets, asked.rules, store, asked.scoring).run(grid)
+        failed += outcome.failed
+        say(
+            f"{model}: {outcome.done} cells run, {outcome.kept} already there, {outcome.failed} failed;"
+            f" results in {asked.out}"
+        )
+        del backbone
+    return 1 if failed else 0
+
+
+def dry_run(asked: Request) -> int:
+    """Print the cells and what they will cost."""
+    datasets = _datasets(asked)
+    grid = cells(asked.methods, [task.name for task in asked.tasks], asked.seeds)
+    for model in asked.models:
+        for cell in grid:
+            print(f"{model}  {cell}  ({len(datasets.test(cell.task))} rows)")
+        cost = estimate(grid, datasets, model)
+        time = "time unknown (the model is not here)" if cost.seconds is None else f"about {_duration(cost.seconds)}"
+        print(f"{model}: {len(grid)} cells, about {cost.tokens / 1e6:.2f} million tokens, {time} on this machine")
+    return 0
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )

@@ -1,0 +1,177 @@
+"""One scorer for every method: prompts in, option logits out.
+
+What makes it fast never changes a result: prompts are batched by length, only the last position goes through the
+output head and only for the options' rows, demonstrations shared by all queries are computed once, and trunk states
+below an intervention are reused.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from icrbench.backbone import Backbone, Batch, make_batch
+from icrbench.backbone.batch import PaddingSide
+from icrbench.backbone.prefix import expanded, prefix_cache, shared_prefix
+from icrbench.backbone.trunk import TrunkCache, continue_from
+from icrbench.method import Fitted
+from icrbench.prompting import Prompt, Prompter
+from icrbench.task import Example, Task
+
+CPU_TOKENS = 2048  # tokens a batch; more gives a CPU nothing
+GPU_TOKENS = 65536
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The outcome for one query.
+
+    Attributes:
+        prediction: index of the option with the highest logit.
+        option_logits: one logit per option.
+        prompt: what was asked.
+    """
+
+    prediction: int
+    option_logits: tuple[float, ...]
+    prompt: Prompt
+
+
+@dataclass(frozen=True)
+class ScoringOptions:
+    """How to compute; none of these may change a prediction.
+
+    Attributes:
+        batch_size: most rows in a batch; None picks it from the free memory.
+        padding: side on which short rows are filled.
+        prefix_cache: compute demonstrations shared by all queries once.
+    """
+
+    batch_size: int | None = None
+    padding: PaddingSide = "right"
+    prefix_cache: bool = True
+
+
+def score(
+    backbone: Backbone,
+    fitted: Fitted,
+    task: Task,
+    examples: Sequence[Example],
+    options: ScoringOptions = ScoringOptions(),
+    trunks: TrunkCache | None = None,
+    progress: Callable[[int], object] = lambda rows: None,
+) -> list[Scored]:
+    """Score every example under a fitted method.
+
+    Args:
+        backbone: the model.
+        fitted: the method.
+        task: the examples' task.
+        examples: the queries; results come in their order.
+        options: how to compute.
+        trunks: trunk states to reuse and add to, for methods that leave the lower blocks alone.
+        progress: called with the number of rows finished after each batch.
+    """
+    prompter = Prompter(backbone, task)
+    prompts = [prompter(example, fitted.prefix(task, example)) for example in examples]
+    cacheable = options.prefix_cache and fitted.shares_prefix
+    shared = shared_prefix([prompt.tokens for prompt in prompts]) if cacheable else 0
+    results: dict[int, Scored] = {}
+    with torch.inference_mode():
+        prefix = prefix_cache(backbone, prompts[0].tokens[:shared]) if shared else None
+        for rows in _plan(backbone, prompts, shared, options):
+            logits = _retry_in_halves(
+                lambda part: _score_batch(
+                    backbone, fitted, [prompts[row] for row in part], shared, prefix, options, trunks
+                ),
+                rows,
+            )
+            for row, row_logits in zip(rows, logits, strict=True):
+                prediction = max(range(len(row_logits)), key=row_logits.__getitem__)
+                results[row] = Scored(prediction, row_logits, prompts[row])
+            progress(len(rows))
+    return [results[row] for row in range(len(prompts))]
+
+
+def _plan(backbone: Backbone, prompts: Sequence[Prompt], shared: int, options: ScoringOptions) -> Iterator[list[int]]:
+    """Row numbers batch by batch: longest prompts first, so that memory runs out at once or never."""
+    order = sorted(range(len(prompts)), key=lambda row: (-len(prompts[row].tokens), row))
+    budget = _token_budget(backbone)
+    while order:
+        longest = len(prompts[order[0]].tokens)
+        # Rows of a shared prefix cost their own tokens in time but the whole sequence in memory.
+        rows = max(1, budget // max(longest - shared, longest // 8))
+        if options.batch_size is not None:
+            rows = options.batch_size
+        yield order[:rows]
+        order = order[rows:]
+
+
+def _token_budget(backbone: Backbone) -> int:
+    """Tokens a batch may hold, from the free memory: a tenth of it for the widest activations of one block."""
+    text_config: Any = backbone.model.config.get_text_config()
+    width = max(getattr(text_config, "intermediate_size", None) or 4 * backbone.dims.hidden, backbone.dims.hidden)
+    per_token = 8 * width * backbone.dtype.itemsize
+    if backbone.device.type == "cuda":
+        free, most = torch.cuda.mem_get_info(backbone.device)[0], GPU_TOKENS
+    else:
+        free, most = psutil.virtual_memory().available, CPU_TOKENS
+    return int(min(most, max(1, free // 10 // per_token)))
+
+
+def _retry_in_halves(run: Callable[[list[int]], list[tuple[float, ...]]], rows: list[int]) -> list[tuple[float, ...]]:
+    """Run a batch; when memory runs out, run its halves."""
+    try:
+        return run(rows)
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        memory = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+        if not memory or len(rows) == 1:
+            raise
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    middle = math.ceil(len(rows) / 2)
+    return _retry_in_halves(run, rows[:middle]) + _retry_in_halves(run, rows[middle:])
+
+
+def _score_batch(
+    backbone: Backbone,
+    fitted: Fitted,
+    prompts: Sequence[Prompt],
+    shared: int,
+    prefix: DynamicCache | None,
+    options: ScoringOptions,
+    trunks: TrunkCache | None,
+) -> list[tuple[float, ...]]:
+    batch = make_batch(
+        [prompt.tokens[shared:] for prompt in prompts],
+        [prompt.text for prompt in prompts],
+        device=backbone.device,
+        padding=options.padding if not shared else "right",
+        prefix_length=shared,
+    )
+    cache = None if prefix is None else expanded(prefix, len(prompts))
+    states = batch.at_last(_final_states(backbone, fitted, batch, cache, trunks))
+    wanted = sorted({token for prompt in prompts for token in prompt.options})
+    logits = backbone.logits(states, torch.tensor(wanted, device=states.device)).cpu()
+    column = {token: index for index, token in enumerate(wanted)}
+    return [
+        tuple(float(row[column[token]]) for token in prompt.options)
+        for row, prompt in zip(logits, prompts, strict=True)
+    ]
+
+
+def _final_states(
+    backbone: Backbone, fitted: Fitted, batch: Batch, cache: DynamicCache | None, trunks: TrunkCache | None
+) -> Tensor:
+    layer = fitted.first_layer
+    if trunks is None or layer is None or cache is not None:
+        with fitted.applied(backbone, batch):
+            return backbone.hidden_states(batch, cache)
+    below = trunks.states(backbone, layer, batch)
+    with fitted.applied(backbone, batch):
+        return continue_from(backbone, layer, below, batch)

@@ -1,0 +1,301 @@
+"""The results folder: one record a cell, one row an example. Nothing derived is stored.
+
+``DIR/examples/<key>.parquet`` is written first and ``DIR/cells/<key>.json`` last, each whole or not at all,
+so a cell whose json is there is complete. ``DIR/locks/`` holds one file for each cell being computed.
+"""
+
+import fcntl
+import json
+import os
+import platform
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, TypedDict, cast
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from icrbench.errors import UserError
+from icrbench.files import atomic_path, write_atomic
+
+SCHEMA_VERSION = 1
+
+EXAMPLE_SCHEMA = pa.schema(
+    [
+        ("example_id", pa.string()),
+        ("content_hash", pa.string()),
+        ("gold", pa.int16()),
+        ("prediction", pa.int16()),
+        ("correct", pa.bool_()),
+        ("option_logits", pa.list_(pa.float32())),
+        ("prompt_tokens", pa.int32()),
+        ("truncated", pa.bool_()),
+    ]
+)
+"""Columns of ``examples/<key>.parquet``, in the order of the test set."""
+
+
+class Cell(TypedDict):
+    """Where the result stands in the grid, in the user's words."""
+
+    method: str
+    label: str
+    """The method as the user wrote it, overridden hyperparameters included: a row of a table is a label."""
+    model: str
+    task: str
+    seed: int | None
+    """None when the method has no randomness: the one record stands for every seed."""
+    protocol: str
+    clean: bool
+
+
+class TaskSummary(TypedDict):
+    """What a table says about the task."""
+
+    title: str
+    role: str
+    n_options: int
+
+
+class DataSummary(TypedDict):
+    """Which examples were scored."""
+
+    kind: Literal["hub", "local", "demo"]
+    location: str
+    revision: str | None
+    sha256: dict[str, str]
+    n_test_full: int
+    limit: int | None
+    contamination: dict[str, Any]
+
+
+class Result(TypedDict):
+    """The numbers of a cell that ran."""
+
+    accuracy: float
+    n: int
+    correct: int
+    truncated: int
+    seconds_score: float
+    seconds_fit: float
+    cached_parameters: int
+    prompt_tokens: int
+
+
+class Failure(TypedDict):
+    """Why a cell did not run."""
+
+    type: str
+    message: str
+    traceback: str
+
+
+class CellRecord(TypedDict):
+    """The content of ``cells/<key>.json``."""
+
+    schema: int
+    key: str
+    """Hash of ``identity``, and the name of both files."""
+    status: Literal["ok", "failed"]
+    cell: Cell
+    identity: dict[str, Any]
+    """All that can change the result; two identities never share a row of a table."""
+    task: TaskSummary
+    data: DataSummary
+    result: Result | None
+    error: Failure | None
+    environment: dict[str, Any]
+    started: str
+    finished: str
+
+
+class UnreadableRecord(Exception):
+    """A file of the store that is cut, missing or not ours; the message names it."""
+
+
+class Store:
+    """Reads and writes the records below one folder.
+
+    Args:
+        folder: made by the first write; reading needs no permission to write.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def check_writable(self) -> None:
+        """Fail now, not after hours of work, if results could not be saved.
+
+        Raises:
+            UserError: if the folder cannot be made or written.
+        """
+        for name in ("cells", "examples", "locks"):
+            probe = self.folder / name / "probe"
+            write_atomic(probe, b"")
+            probe.unlink()
+
+    def write(self, record: CellRecord, examples: Sequence[Mapping[str, Any]] | pa.Table | None) -> None:
+        """Save one cell: its examples first, its record last.
+
+        Args:
+            record: with ``status`` "ok" or "failed".
+            examples: rows with the columns of ``EXAMPLE_SCHEMA``; None for a failed cell.
+
+        Raises:
+            ValueError: if status, result and examples disagree, or a number is not finite.
+            TypeError: if the record holds something json cannot.
+            UserError: if the folder cannot be written.
+        """
+        ok = record["status"] == "ok"
+        if ok != (examples is not None) or ok != (record["result"] is not None):
+            raise ValueError(f"cell {record['key']}: a result and examples belong to status ok, and only to it")
+        # Before any file is touched: a value that json refuses must not leave half a cell behind.
+        text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        target = self._examples_path(record["key"])
+        if examples is None:
+            write_atomic(self._cell_path(record["key"]), text)
+            target.unlink(missing_ok=True)  # rows of an earlier, successful run of the same cell
+            return
+        rows = examples if isinstance(examples, pa.Table) else pa.Table.from_pylist(list(examples), EXAMPLE_SCHEMA)
+        rows = rows.select(EXAMPLE_SCHEMA.names).cast(EXAMPLE_SCHEMA)
+        if record["result"] is not None and rows.num_rows != record["result"]["n"]:
+            raise ValueError(f"cell {record['key']}: {rows.num_rows} examples, but n is {record['result']['n']}")
+        with atomic_path(target) as temporary:
+            pq.write_table(rows, temporary)
+        write_atomic(self._cell_path(record["key"]), text)
+
+    def completed(self, key: str) -> bool:
+        """Whether this cell succeeded and both its files can be read; damage is warned of, and is absence."""
+        if not self._cell_path(key).exists():
+            return False
+        try:
+            record = self._read(self._cell_path(key))
+            if record["status"] != "ok":
+                return False
+            path = self._examples_path(key)
+            try:
+                found = pq.read_metadata(path).num_rows
+            except (OSError, pa.ArrowException) as error:
+                raise UnreadableRecord(f"{path} is missing or cut short") from error
+            if record["result"] is None or found != record["result"]["n"]:
+                raise UnreadableRecord(f"{path} has {found} rows, which is not what its record says")
+        except UnreadableRecord as error:
+            warnings.warn(f"{error}: the cell will be run again.", stacklevel=2)
+            return False
+        return True
+
+    def records(self) -> list[CellRecord]:
+        """Every record, in the order of the keys.
+
+        Raises:
+            UserError: if the folder holds no records, or one file that is cut or not ours (it is named).
+        """
+        paths = sorted((self.folder / "cells").glob("*.json"))
+        if not paths:
+            raise UserError(f"no results in {self.folder}: give the folder a run wrote to (it holds cells/).")
+        try:
+            return [self._read(path) for path in paths]
+        except UnreadableRecord as error:
+            raise UserError(f"{error}: delete it and run again to replace it.") from error
+
+    def frame(self) -> pd.DataFrame:
+        """All cells as one long table: a row a cell, the columns of ``cell`` and of ``result``."""
+        return pd.DataFrame(
+            [
+                {
+                    "key": record["key"],
+                    "status": record["status"],
+                    **record["cell"],
+                    **(record["result"] or {}),
+                }
+                for record in self.records()
+            ]
+        )
+
+    def examples(self, key: str) -> pd.DataFrame:
+        """The rows of one cell, in the order of the test set (columns: ``EXAMPLE_SCHEMA``).
+
+        Raises:
+            UserError: if the file is missing, cut or not ours.
+        """
+        path = self._examples_path(key)
+        try:
+            # ParquetFile, not read_table: the latter would go through the dataset layer for one local file.
+            with pq.ParquetFile(path) as file:
+                frame: pd.DataFrame = file.read(columns=EXAMPLE_SCHEMA.names).cast(EXAMPLE_SCHEMA).to_pandas()
+        except (OSError, pa.ArrowException, ValueError) as error:
+            raise UserError(
+                f"{path} is missing, cut short or not ours: delete cells/{key}.json and run again."
+            ) from error
+        return frame
+
+    @contextmanager
+    def lock(self, key: str) -> Iterator[bool]:
+        """Claim a cell while it is computed; yields False if another live process has it.
+
+        The kernel drops the claim when its process dies, however it dies, so there are no stale locks. Where
+        the file system knows no locks the cell is computed without one: two processes then waste work, and
+        spoil nothing.
+
+        Raises:
+            UserError: if the folder cannot be written.
+        """
+        path = self.folder / "locks" / f"{key}.lock"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = self._open_current(path)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError as error:
+            raise UserError(f"cannot write {path} ({error.strerror}): choose a folder you may write to.") from error
+        try:
+            yield True
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+
+    @staticmethod
+    def _open_current(path: Path) -> int:
+        """Open and lock ``path``; again if its last owner removed it between the two steps."""
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                raise
+            except OSError as error:
+                warnings.warn(f"no file locks in {path.parent} ({error.strerror}).", stacklevel=4)
+            try:
+                current = path.stat().st_ino == os.fstat(descriptor).st_ino
+            except FileNotFoundError:
+                current = False
+            if current:
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"{platform.node()} {os.getpid()}\n".encode())  # for a person who looks
+                return descriptor
+            os.close(descriptor)
+
+    def _cell_path(self, key: str) -> Path:
+        return self.folder / "cells" / f"{key}.json"
+
+    def _examples_path(self, key: str) -> Path:
+        return self.folder / "examples" / f"{key}.parquet"
+
+    @staticmethod
+    def _read(path: Path) -> CellRecord:
+        try:
+            record = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise UnreadableRecord(f"{path} is not readable as json") from error
+        if not isinstance(record, dict) or not CellRecord.__required_keys__ <= record.keys():
+            raise UnreadableRecord(f"{path} is not a record of icrbench")
+        if record["schema"] != SCHEMA_VERSION:
+            raise UnreadableRecord(f"{path} has schema {record['schema']}, this version reads {SCHEMA_VERSION}")
+        if record["key"] != path.stem:
+            raise UnreadableRecord(f"{path} holds the record of another cell ({record['key']})")
+        return cast(CellRecord, record)

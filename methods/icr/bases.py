@@ -1,0 +1,182 @@
+"""Stage 1: query and key vectors of in-context prompts, kept on disk.
+
+One file a domain, half precision, memory-mapped when read, all layers: rank, centring, random-basis, layer and
+domain-subset variants derive their directions from it without running the model again.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from icrbench.backbone import Backbone, Batch, make_batch
+from icrbench.backbone.attention import Position, queries_and_keys
+from icrbench.backbone.prefix import expanded, prefix_cache, shared_prefix
+from icrbench.demonstrations import balanced
+from icrbench.encoder import sentence_encoder
+from icrbench.files import write_atomic
+from icrbench.method import Pool
+from icrbench.progress import bar
+from icrbench.prompting import Prompter
+from icrbench.randomness import Randomness
+from icrbench.task import Example
+
+from .rollout import rollout_weights
+
+Pooling = Literal["last", "last4", "last8", "rollout"]
+Sampling = Literal["balanced", "similar"]
+BATCH = 16  # queries a forward pass; changes nothing but speed
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """How in-context prompts are made and read (ICR paper, Sec. 2.2, App. B; Tables 12 and 14).
+
+    Attributes:
+        prompts: number of prompts, one query each.
+        per_class: demonstrations per class.
+        sampling: balanced random demonstrations, or as many nearest neighbours of the query.
+        queries_per_set: queries that share one draw of demonstrations, whose keys and values are computed once.
+        pooling: the last token, the mean of the last 4 or 8, or all tokens weighted by attention rollout.
+        position: vectors before or after rotary embedding.
+        encoder: sentence encoder for ``sampling="similar"``.
+    """
+
+    prompts: int
+    per_class: int
+    sampling: Sampling
+    queries_per_set: int
+    pooling: Pooling
+    position: Position
+    encoder: str
+
+
+@dataclass(frozen=True)
+class Bases:
+    """ICL bases of one domain on disk."""
+
+    path: Path
+
+    def vectors(self, kind: Literal["queries", "keys"], layer: int) -> Tensor:
+        """Float32 ``[N, heads*d_k]`` of one layer; only that layer is read."""
+        with safe_open(self.path, framework="pt") as file:
+            rows: Tensor = file.get_slice(kind)[layer]
+        return rows.float()
+
+
+def icl_bases(backbone: Backbone, pool: Pool, how: Extraction, rng: Randomness, workspace: Path) -> Bases:
+    """The bases of a domain, read from the workspace or computed and put there."""
+    identity = {
+        "model": backbone.identity(),
+        "task": pool.task.identity(),
+        "data": pool.sha256,
+        "rows": len(pool.train),
+        "how": asdict(how),
+        "seed": rng.seed,
+    }
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    path = workspace / "bases" / f"{pool.task.name}-{key}.safetensors"
+    if not path.exists():
+        queries, keys = _extract(backbone, pool, how, rng)
+        tag = {"domain": pool.task.name, "identity": json.dumps(identity)}
+        write_atomic(path, save({"queries": queries.half(), "keys": keys.half()}, metadata=tag))
+    return Bases(path)
+
+
+def _extract(backbone: Backbone, pool: Pool, how: Extraction, rng: Randomness) -> tuple[Tensor, Tensor]:
+    """Query ``[L, N, H*d_k]`` and key ``[L, N, G*d_k]`` vectors of all prompts."""
+    name = pool.task.name
+    order = rng.python("icl-queries", name)
+    queries = order.sample(pool.train, min(how.prompts, len(pool.train)))
+    collected: list[tuple[Tensor, Tensor]] = []
+    with torch.inference_mode(), bar(f"in-context prompts of {name}", len(queries)) as progress:
+        for group, demonstrations in _sets(pool, queries, how, rng):
+            collected += _read_group(backbone, pool, group, demonstrations, how)
+            progress.update(len(group))
+    return torch.cat([q for q, _ in collected], 1), torch.cat([k for _, k in collected], 1)
+
+
+def _sets(
+    pool: Pool, queries: Sequence[Example], how: Extraction, rng: Randomness
+) -> Iterator[tuple[Sequence[Example], list[str]]]:
+    """Queries with the demonstrations they follow."""
+    if how.sampling == "similar":
+        yield from _similar_sets(pool, queries, how)
+        return
+    for start in range(0, len(queries), how.queries_per_set):
+        group = queries[start : start + how.queries_per_set]
+        draw = rng.python("icl-demonstrations", pool.task.name, str(start))
+        # A query is never among its own demonstrations.
+        shown = balanced(pool.train, how.per_class, draw, {query.content_hash for query in group})
+        yield group, [pool.task.demonstration(example) for example in shown]
+
+
+def _similar_sets(
+    pool: Pool, queries: Sequence[Example], how: Extraction
+) -> Iterator[tuple[Sequence[Example], list[str]]]:
+    encode = sentence_encoder(how.encoder)
+    vectors = normalize(encode([pool.task.prompt(example) for example in pool.train]), dim=1)
+    count = how.per_class * pool.task.max_options
+    for query in queries:
+        similarity = vectors @ normalize(encode([pool.task.prompt(query)]), dim=1)[0]
+        nearest = torch.argsort(similarity, descending=True, stable=True).tolist()
+        others = [pool.train[i] for i in nearest if pool.train[i].content_hash != query.content_hash]
+        yield [query], [pool.task.demonstration(example) for example in others[:count]]
+
+
+def _read_group(
+    backbone: Backbone, pool: Pool, group: Sequence[Example], demonstrations: list[str], how: Extraction
+) -> list[tuple[Tensor, Tensor]]:
+    prompter = Prompter(backbone, pool.task)
+    sequences = [prompter(query, demonstrations).tokens for query in group]
+    # Rollout needs the attention of every token, so it cannot start from cached keys.
+    own = {"last": 1, "last4": 4, "last8": 8}.get(how.pooling, 0)
+    shared = shared_prefix(sequences, own) if own and len(group) > 1 else 0
+    prefix = prefix_cache(backbone, sequences[0][:shared]) if shared else None
+    step = 1 if how.pooling == "rollout" else BATCH
+    collected = []
+    for start in range(0, len(group), step):
+        rows = sequences[start : start + step]
+        batch = make_batch(
+            [row[shared:] for row in rows], [""] * len(rows), device=backbone.device, prefix_length=shared
+        )
+        cache = None if prefix is None else expanded(prefix, len(rows))
+        collected.append(_read_batch(backbone, batch, cache, how))
+    return collected
+
+
+def _read_batch(backbone: Backbone, batch: Batch, cache: Any, how: Extraction) -> tuple[Tensor, Tensor]:
+    """Pooled vectors of one forward pass: ``[L, B, H*d_k]`` and ``[L, B, G*d_k]``, on the CPU."""
+    layers = list(range(backbone.dims.layers))
+    pool = _pooler(backbone, batch, how.pooling)
+    seen: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def receive(layer: int, queries: Tensor, keys: Tensor) -> None:
+        own = keys[:, -batch.input_ids.shape[1] :]  # rotated keys come with the cached ones before them
+        seen[layer] = (pool(queries).float().cpu(), pool(own).float().cpu())
+
+    reading: AbstractContextManager[None] = queries_and_keys(backbone, layers, receive, how.position)
+    with reading:
+        backbone.hidden_states(batch, cache)
+    return torch.stack([seen[layer][0] for layer in layers]), torch.stack([seen[layer][1] for layer in layers])
+
+
+def _pooler(backbone: Backbone, batch: Batch, pooling: Pooling) -> Callable[[Tensor], Tensor]:
+    """A function from per-token vectors ``[B, T, n]`` to one vector a row ``[B, n]``."""
+    if pooling == "last":
+        return batch.at_last
+    if pooling == "rollout":
+        weights = rollout_weights(backbone, batch)
+        return lambda states: torch.einsum("bt,btn->bn", weights.to(states.dtype), states)
+    count = {"last4": 4, "last8": 8}[pooling]
+    columns = batch.last[:, None] - torch.arange(count, device=batch.last.device)
+    return lambda states: states[batch.rows[:, None], columns.clamp(min=0)].mean(1)

@@ -1,0 +1,253 @@
+"""ICR as a method: its hyperparameters, its three stages in order, and what they leave behind."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from icrbench.backbone import Backbone, Batch
+from icrbench.backbone.attention import Position
+from icrbench.encoder import sentence_encoder
+from icrbench.errors import UserError, unknown
+from icrbench.method import FitData, Fitted, Method, Pool, Scope, register
+from icrbench.prompting import Prompter
+from icrbench.randomness import Randomness
+
+from .bases import Bases, Extraction, Pooling, Sampling, icl_bases
+from .directions import principal_directions, random_directions
+from .layers import Target, target_layers
+from .objective import Weights
+from .router import HIDDEN, Router
+from .routing import Directions, RoutingScale, routed
+from .training import Schedule, train_router
+from .trunkstore import TrainingPrompt, TrunkStore
+
+
+class ICRFitted(Fitted):
+    """Directions and a trained router.
+
+    Attributes:
+        config: ``layers``, ``position``, ``routing_scale``, ``alpha_scale``, ``encoder``, router sizes, and the
+            training ``history``.
+        tensors: ``directions.queries`` ``[L', H*d_k, r]``, ``directions.keys`` ``[L', G*d_k, r]``, ``router.*``.
+    """
+
+    @property
+    def first_layer(self) -> int:
+        """The first routed block."""
+        return int(self.config["layers"][0])
+
+    @cached_property
+    def router(self) -> Router:
+        """The trained router."""
+        router = Router(**self.config["router"])
+        router.load_state_dict(
+            {name.removeprefix("router."): t for name, t in self.tensors.items() if name.startswith("router.")}
+        )
+        return router.eval().requires_grad_(False)
+
+    @cached_property
+    def directions(self) -> Directions:
+        """The principal directions of the routed layers."""
+        return Directions(
+            list(self.config["layers"]),
+            self.tensors["directions.queries"],
+            self.tensors["directions.keys"],
+            self.config["position"],
+        )
+
+    def strengths(self, texts: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+        """Alpha ``[B, L', r]`` (scaled as at inference) and gamma ``[B, L', H]`` for zero-shot prompt texts."""
+        alpha, gamma = self.router(sentence_encoder(self.config["encoder"])(texts))
+        return alpha * self.config["alpha_scale"], gamma
+
+    def intervene(self, backbone: Backbone, batch: Batch) -> AbstractContextManager[None]:
+        """Route the batch: alpha and gamma are computed once and stay fixed while it decodes."""
+        alpha, gamma = self.strengths(batch.texts)
+        return routed(backbone, self.directions, alpha, gamma, self.config["routing_scale"])
+
+
+@register("icr")
+@dataclass(frozen=True)
+class ICR(Method):
+    """In-Context Routing, arXiv 2509.22854; defaults are the paper's (Sec. 3.1, App. B).
+
+    Where the paper is silent: PCA is centred; vectors are taken before rotary embedding; keys keep their own space
+    under grouped-query attention; the router's hidden width is 256; alpha starts at zero.
+
+    Attributes:
+        rank: directions per layer.
+        basis: principal directions, or a random orthonormal basis (Table 3).
+        center: subtract the mean before PCA.
+        position: project vectors before or after rotary embedding.
+        target: which third of the blocks is routed (Table 13).
+        pooling: which tokens the bases are read at (Table 14).
+        prompts_per_domain: in-context prompts per in-domain task.
+        prompts_agnews: the same for agnews, where the paper uses twice as many.
+        per_class: demonstrations per class in them (Table 12).
+        sampling: how demonstrations are chosen (Table 12).
+        queries_per_set: in-context prompts that share one draw of demonstrations; 1 is the paper's, more is cheaper.
+        domains: ``all`` in-domain tasks, or some, joined by ``+`` (Table 5).
+        train_per_domain: zero-shot training prompts per domain.
+        encoder: sentence encoder: ``minilm``, ``mpnet``, a folder or a hub id (Table 15).
+        hidden: width of the router's hidden layers.
+        routing_scale: ``paper`` adds the low-rank term as it is; ``attention`` multiplies it by the attention scale.
+        learning_rate, batch_size, epochs, clip: AdamW training.
+        length_groups: sort prompts by length within that many batches; 1 is plain shuffling.
+        w_confidence, w_sparsity, w_gate: weights of the terms beside cross-entropy (Table 4).
+        deepest: sparsity weight of the last layer, rising from 1.
+        final_scale: factor on alpha at the end of training and at inference.
+    """
+
+    rank: int = 8
+    basis: Literal["pca", "random"] = "pca"
+    center: bool = True
+    position: Position = "pre_rope"
+    target: Target = "late"
+    pooling: Pooling = "last"
+    prompts_per_domain: int = 5000
+    prompts_agnews: int = 10000
+    per_class: int = 5
+    sampling: Sampling = "balanced"
+    queries_per_set: int = 1
+    domains: str = "all"
+    train_per_domain: int = 5000
+    encoder: str = "minilm"
+    hidden: int = HIDDEN
+    routing_scale: RoutingScale = "paper"
+    learning_rate: float = 1e-4
+    batch_size: int = 4
+    epochs: int = 2
+    clip: float = 1.0
+    length_groups: int = 1
+    w_confidence: float = 0.01
+    w_sparsity: float = 0.001
+    w_gate: float = 0.02
+    deepest: float = 3.0
+    final_scale: float = 0.8
+
+    scope: ClassVar[Scope] = Scope.UNIVERSAL
+    fitted: ClassVar[type[Fitted]] = ICRFitted
+
+    def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> ICRFitted:
+        """Bases, directions, trunk states, training."""
+        pools = self._pools(data.pools)
+        directions = self._directions(backbone, pools, rng, data.workspace)
+        store = TrunkStore(backbone, directions.layers[0], self._training_prompts(backbone, pools, rng), data.workspace)
+        store.fill()
+        sizes = {
+            "width": sentence_encoder(self.encoder).width,
+            "layers": len(directions.layers),
+            "rank": self.rank,
+            "heads": backbone.dims.heads,
+            "hidden": self.hidden,
+        }
+        router = Router.initial(**sizes, generator=rng.torch("router"))
+        history = train_router(
+            backbone,
+            router.to(backbone.device),
+            directions,
+            store,
+            Schedule(
+                self.epochs,
+                self.batch_size,
+                self.learning_rate,
+                self.clip,
+                self.final_scale,
+                self.length_groups,
+            ),
+            Weights(self.w_confidence, self.w_sparsity, self.w_gate, self.deepest),
+            self.routing_scale,
+            self.encoder,
+            rng.python("training-order"),
+        )
+        config = {
+            "layers": directions.layers,
+            "position": self.position,
+            "routing_scale": self.routing_scale,
+            "alpha_scale": self.final_scale,
+            "encoder": self.encoder,
+            "router": sizes,
+            "history": history,
+        }
+        state = {f"router.{name}": t.detach().cpu() for name, t in router.state_dict().items()}
+        return ICRFitted(
+            config, {"directions.queries": directions.queries, "directions.keys": directions.keys, **state}
+        )
+
+    def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
+        """In-context prompts, trunk states, and epochs of forward and backward passes over the routed third."""
+        total = 0.0
+        for name, length in tokens.items():
+            prompts = self.prompts_agnews if name == "agnews" else self.prompts_per_domain
+            shown = self.per_class * classes[name] * length / self.queries_per_set
+            total += 0.0 if self.basis == "random" else prompts * (length + shown)
+            share = 1.0 if self.target == "all" else 1 / 3
+            total += self.train_per_domain * length * (1 + 2 * self.epochs * share)
+        return total
+
+    def _pools(self, pools: Mapping[str, Pool]) -> list[Pool]:
+        """The domains to learn from, in a fixed order."""
+        if self.domains == "all":
+            return [pool for _, pool in sorted(pools.items())]
+        for name in self.domains.split("+"):
+            if name not in pools:
+                raise unknown("in-domain task in icr.domains", name, pools)
+        return [pools[name] for name in sorted(self.domains.split("+"))]
+
+    def _directions(self, backbone: Backbone, pools: list[Pool], rng: Randomness, workspace: Path) -> Directions:
+        layers = target_layers(self.target, backbone.dims.layers)
+        if not layers:
+            raise UserError(f"a third of {backbone.dims.layers} blocks is none: use icr.target=all.")
+        dims = backbone.dims
+        widths = {"queries": dims.heads * dims.head_dim, "keys": dims.kv_heads * dims.head_dim}
+        if self.rank > min(widths.values()):
+            raise UserError(f"icr.rank={self.rank} is more than the {min(widths.values())} key dimensions: lower it.")
+        if self.basis == "random":
+            generator = rng.torch("random-basis")
+            found = {
+                kind: [random_directions(width, self.rank, generator) for _ in layers] for kind, width in widths.items()
+            }
+        else:
+            bases = [self._bases(backbone, pool, rng, workspace) for pool in pools]
+            found = {
+                kind: [
+                    principal_directions(
+                        torch.cat([base.vectors(kind, layer) for base in bases]),
+                        self.rank,
+                        center=self.center,
+                    )
+                    for layer in layers
+                ]
+                for kind in ("queries", "keys")
+            }
+        return Directions(layers, torch.stack(found["queries"]), torch.stack(found["keys"]), self.position)
+
+    def _bases(self, backbone: Backbone, pool: Pool, rng: Randomness, workspace: Path) -> Bases:
+        how = Extraction(
+            prompts=self.prompts_agnews if pool.task.name == "agnews" else self.prompts_per_domain,
+            per_class=self.per_class,
+            sampling=self.sampling,
+            queries_per_set=self.queries_per_set,
+            pooling=self.pooling,
+            position=self.position,
+            encoder=self.encoder,
+        )
+        return icl_bases(backbone, pool, how, rng, workspace)
+
+    def _training_prompts(self, backbone: Backbone, pools: list[Pool], rng: Randomness) -> list[TrainingPrompt]:
+        prompts = []
+        for pool in pools:
+            prompter = Prompter(backbone, pool.task)
+            rows = rng.python("training-queries", pool.task.name).sample(
+                pool.train, min(self.train_per_domain, len(pool.train))
+            )
+            for row in rows:
+                prompt = prompter(row)
+                prompts.append(TrainingPrompt(prompt, prompt.options[row.label]))
+        return prompts

@@ -1,0 +1,111 @@
+"""Synthetic records for the tests of the store and of the reports."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from icrbench.store import CellRecord, Store
+
+TASKS = {
+    "sst2": ("SST-2", "id"),
+    "trec": ("TREC", "id"),
+    "mr": ("MR", "near_ood"),
+    "cb": ("CB", "far_ood"),
+}
+
+
+def record(
+    task: str = "sst2",
+    label: str = "zero_shot",
+    seed: int | None = None,
+    correct: Sequence[bool] = (True, False),
+    *,
+    error: str | None = None,
+    kind: str = "hub",
+    limit: int | None = None,
+    sha: str = "aa",
+    version: int = 1,
+    revision: str = "r1",
+    finished: str = "2026-11-30T10:00:00+00:00",
+    identity: dict[str, Any] | None = None,
+    contamination: dict[str, Any] | None = None,
+    environment: dict[str, Any] | None = None,
+    truncated: int = 0,
+) -> CellRecord:
+    method = label.split(":")[0]
+    full_identity = {
+        "method": {"name": label, "version": 1},
+        "model": {"name": "tiny", "revision": revision},
+        "task": {"name": task, "version": version},
+        "data": {"sha": sha, "limit": limit, "kind": kind},
+        "seed": seed,
+        **(identity or {}),
+    }
+    title, role = TASKS[task]
+    result: Any = {
+        "accuracy": sum(correct) / len(correct),
+        "n": len(correct),
+        "correct": sum(correct),
+        "truncated": truncated,
+        "seconds_score": 1.0,
+        "seconds_fit": 0.0,
+        "cached_parameters": 0,
+        "prompt_tokens": 10,
+    }
+    made: Any = {
+        "schema": 1,
+        "key": hashlib.sha256(json.dumps(full_identity, sort_keys=True).encode()).hexdigest()[:16],
+        "status": "failed" if error else "ok",
+        "cell": {
+            "method": method,
+            "label": label,
+            "model": "tiny",
+            "task": task,
+            "seed": seed,
+            "protocol": "paper",
+            "clean": False,
+        },
+        "identity": full_identity,
+        "task": {"title": title, "role": role, "n_options": 2},
+        "data": {
+            "kind": kind,
+            "location": f"org/{task}",
+            "revision": None,
+            "sha256": {"train": "t" + sha, "test": sha},
+            "n_test_full": 872,
+            "limit": limit,
+            "contamination": contamination or {},
+        },
+        "result": None if error else result,
+        "error": {"type": "RuntimeError", "message": error, "traceback": "..."} if error else None,
+        "environment": environment or {"python": "3.11", "packages": {"torch": "2.13"}, "commit": "abc"},
+        "started": "2026-11-30T09:00:00+00:00",
+        "finished": finished,
+    }
+    return made  # type: ignore[no-any-return]
+
+
+def rows(task: str, correct: Sequence[bool], order: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """Example rows, in another order if asked."""
+    made = [
+        {
+            "example_id": f"{task}/test/{number}",
+            "content_hash": f"{number:x}",
+            "gold": 1,
+            "prediction": int(right),
+            "correct": bool(right),
+            "option_logits": [0.0, 1.5],
+            "prompt_tokens": 5,
+            "truncated": False,
+        }
+        for number, right in enumerate(correct)
+    ]
+    return [made[number] for number in order] if order is not None else made
+
+
+def add(store: Store, task: str, label: str, seed: int | None, correct: Sequence[bool], **more: Any) -> str:
+    """Write one synthetic cell; returns its key."""
+    made = record(task, label, seed, correct, **more)
+    store.write(made, None if more.get("error") else rows(task, correct))
+    return made["key"]

@@ -1,0 +1,326 @@
+import csv
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from icrbench import stats
+from icrbench.errors import UserError
+from icrbench.report import print_report, write_report
+from icrbench.report.leaderboard import Row, Table, leaderboards
+from icrbench.report.notes import notes
+from icrbench.report.render import grids, latex, markdown, terminal
+from icrbench.store import Store
+from records import TASKS, add, record, rows
+
+N = 40
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "results")
+
+
+def answers(n_correct: int, n: int = N) -> list[bool]:
+    return [number < n_correct for number in range(n)]
+
+
+def fill(store: Store, label: str, seed: int | None, counts: Sequence[int], **more: object) -> None:
+    for task, count in zip(TASKS, counts, strict=False):
+        add(store, task, label, seed, answers(count), **more)
+
+
+def only(store: Store) -> Table:
+    (table,) = leaderboards(store)
+    return table
+
+
+def row(table: Table, label: str) -> Row:
+    return next(row for row in table.rows if row.label == label)
+
+
+def full(store: Store) -> Table:
+    fill(store, "zero_shot", None, [20, 16, 22, 12])
+    fill(store, "few_shot", 0, [30, 18, 30, 10])
+    fill(store, "few_shot", 1, [32, 18, 28, 10])
+    fill(store, "icr", 0, [32, 20, 30, 20])
+    fill(store, "icr", 1, [32, 22, 30, 18])
+    return only(store)
+
+
+def test_rows_columns_and_averages(store: Store) -> None:
+    table = full(store)
+    names = ["sst2", "trec", "id", "mr", "near_ood", "cb", "far_ood", "average"]
+    assert [column.name for column in table.columns] == names
+    assert [row.label for row in table.rows] == ["zero_shot", "few_shot", "icr"]
+    few = row(table, "few_shot").scores
+    assert few["sst2"].mean == pytest.approx(31 / 40)
+    assert few["sst2"].std == pytest.approx(np.std([30 / 40, 32 / 40], ddof=1))
+    assert few["id"].mean == pytest.approx((31 + 18) / 2 / 40)
+    assert few["average"].mean == pytest.approx((31 + 18 + 29 + 10) / 4 / 40)
+    assert few["average"].std == pytest.approx(0.0)
+    assert [r.collapse for r in table.rows] == [None, 1, 0]
+    zero = row(table, "zero_shot").scores
+    assert (zero["sst2"].std, zero["sst2"].versus, zero["sst2"].interval) == (
+        None,
+        None,
+        stats.wilson(20, 40),
+    )
+    assert [r.seeds for r in table.rows] == [1, 2, 2]
+
+
+def test_comparison_is_paired_and_corrected(store: Store) -> None:
+    table = full(store)
+    versus = row(table, "icr").scores["average"].versus
+    assert versus is not None
+    differences = []
+    for base, counts in zip([20, 16, 22, 12], [(32, 32), (20, 22), (30, 30), (20, 18)], strict=True):
+        mean = np.mean([answers(count) for count in counts], axis=0)
+        differences.append(mean - np.array(answers(base), dtype=float))
+    assert versus.p == stats.sign_flip(differences)
+    assert versus.difference == pytest.approx(np.mean([d.mean() for d in differences]))
+    raw = [row(table, label).scores["average"].versus for label in ("few_shot", "icr")]
+    corrected = [row(table, label).scores["average"].p_holm for label in ("few_shot", "icr")]
+    assert corrected == stats.holm([versus.p for versus in raw if versus])
+
+
+def test_one_task_one_seed_is_mcnemar(store: Store) -> None:
+    add(store, "sst2", "zero_shot", None, answers(20))
+    add(store, "sst2", "icr", 0, answers(30))
+    table = only(store)
+    versus = row(table, "icr").scores["average"].versus
+    assert versus is not None
+    assert (versus.test, versus.p) == ("McNemar", pytest.approx(2 / 2**10))
+    assert [column.name for column in table.columns] == ["sst2", "average"]
+
+
+def test_examples_are_paired_by_id_not_by_place(store: Store) -> None:
+    shuffled = np.random.default_rng(0).permutation(N)
+    add(store, "sst2", "zero_shot", None, answers(20))
+    store.write(record("sst2", "icr", 0, answers(30)), rows("sst2", answers(30), shuffled.tolist()))
+    versus = row(only(store), "icr").scores["sst2"].versus
+    assert versus is not None
+    assert versus.p == pytest.approx(2 / 2**10)
+
+
+def test_other_examples_are_refused(store: Store) -> None:
+    add(store, "sst2", "zero_shot", None, answers(20))
+    store.write(record("sst2", "icr", 0, answers(20)), rows("mr", answers(20)))
+    with pytest.raises(UserError, match="icr on sst2 and zero-shot scored different examples"):
+        leaderboards(store)
+
+
+def test_record_and_examples_that_disagree_are_refused(store: Store) -> None:
+    store.write(record("sst2", "icr", 0, answers(20)), rows("sst2", answers(21)))
+    with pytest.raises(UserError, match="disagree"):
+        leaderboards(store)
+
+
+def test_missing_cell_empties_its_averages(store: Store) -> None:
+    fill(store, "zero_shot", None, [20, 16, 22, 12])
+    fill(store, "icr", 0, [30, 20, 30])  # no cb
+    table = only(store)
+    scores = row(table, "icr").scores
+    assert [scores[name].status for name in ("cb", "far_ood", "average")] == ["missing"] * 3
+    assert scores["id"].mean == pytest.approx(25 / 40)
+    assert row(table, "icr").collapse is None
+    averages, by_task, _ = grids(table)
+    assert [entry.text for entry in averages.rows[1]] == ["icr", "62.5", "75.0", "", "", "", ""]
+    assert by_task.rows[1][-1].text == "—"
+    assert any(note.startswith("—: not run") for note in notes(table))
+
+
+def test_failed_cell_is_shown_with_its_error(store: Store) -> None:
+    fill(store, "zero_shot", None, [20, 16, 22, 12])
+    fill(store, "icr", 0, [30, 20, 30])
+    add(store, "cb", "icr", 0, answers(1), error="CUDA out of memory | 50%_of it")
+    table = only(store)
+    assert grids(table)[1].rows[1][-1].text == "failed (1)"
+    assert row(table, "icr").scores["average"].mean is None
+    assert "failed (1): RuntimeError: CUDA out of memory | 50%_of it" in notes(table)
+    assert r"CUDA out of memory | 50\%\_of it" in latex([table])
+
+
+def test_error_message_is_not_markup(store: Store) -> None:
+    add(store, "cb", "icr", 0, answers(1), error="no <b>*x*</b>\n# at `y`")
+    assert r"- failed (1): RuntimeError: no &lt;b>\*x\*&lt;/b> # at \`y\`" in markdown([only(store)])
+
+
+def test_missing_seed_is_partial(store: Store) -> None:
+    fill(store, "zero_shot", None, [20, 16, 22, 12])
+    fill(store, "icr", 0, [30, 20, 30, 20])
+    fill(store, "icr", 1, [32, 20, 30])
+    table = only(store)
+    scores = row(table, "icr").scores
+    assert (scores["cb"].status, scores["cb"].seeds) == ("partial", 1)
+    assert scores["average"].mean is None
+    assert grids(table)[1].rows[1][-1].text == "50.0 (1/2)"
+
+
+def test_record_without_a_seed_stands_for_every_seed(store: Store) -> None:
+    fill(store, "zero_shot", None, [20, 16])
+    add(store, "sst2", "icr", 0, answers(30))
+    add(store, "sst2", "icr", 1, answers(34))
+    add(store, "trec", "icr", None, answers(20))
+    scores = row(only(store), "icr").scores
+    assert scores["trec"].status == "ok"
+    assert scores["average"].mean == pytest.approx((32 + 20) / 2 / 40)
+    assert scores["average"].std == pytest.approx(np.std([25 / 40, 27 / 40], ddof=1))
+
+
+def test_no_zero_shot_means_no_comparison(store: Store) -> None:
+    fill(store, "icr", 0, [30, 20, 30, 20])
+    table = only(store)
+    assert row(table, "icr").scores["average"].versus is None
+    assert row(table, "icr").collapse is None
+
+
+def test_best_second_and_ties(store: Store) -> None:
+    for label, counts in {"zero_shot": [20, 9], "a": [30, 9], "b": [30, 9], "c": [25, 9]}.items():
+        fill(store, label, None, counts)
+    table = only(store)
+    ranks = {label: table.rank("sst2", row(table, label)) for label in ("zero_shot", "a", "b", "c")}
+    assert ranks == {"zero_shot": 0, "a": 1, "b": 1, "c": 2}
+    assert [table.rank("trec", r) for r in table.rows] == [0] * 4  # nothing to tell apart
+    text = markdown([table])
+    assert text.count("**75.0**") == 2
+    assert text.count("<u>62.5</u>") == 1
+    assert latex([table]).count(r"\textbf{75.0}") == 2
+    assert r"\underline{62.5}" in latex([table])
+    assert "\033[1m75.0\033[0m" in terminal([table])
+
+
+def test_data_of_different_kinds_never_meet(store: Store) -> None:
+    fill(store, "zero_shot", None, [20, 16], kind="demo")
+    fill(store, "zero_shot", None, [20, 16], limit=200)
+    fill(store, "zero_shot", None, [20, 16])
+    fill(store, "zero_shot", None, [20, 16], limit=20)
+    assert [table.group.data for table in leaderboards(store)] == [
+        "real data, full test sets",
+        "real data, 200 test rows a task",
+        "real data, 20 test rows a task",
+        "demo data (bundled, hand-written)",
+    ]
+    assert "say nothing about a method" in markdown(leaderboards(store)[-1:])
+    assert "say nothing about a method" not in markdown(leaderboards(store)[:-1])
+
+
+def test_newer_data_or_task_version_is_another_table(store: Store) -> None:
+    fill(store, "zero_shot", None, [20, 16])
+    fill(store, "icr", 0, [30, 20])
+    later = "2026-12-01T10:00:00+00:00"
+    add(store, "sst2", "zero_shot", None, answers(24), sha="bb", finished=later)
+    add(store, "trec", "zero_shot", None, answers(24), version=2, finished=later)
+    add(store, "trec", "icr", 0, answers(28), version=2, finished=later)
+    new, old = leaderboards(store)
+    assert (new.group.edition, old.group.edition) == (0, 1)
+    assert row(new, "zero_shot").scores["average"].mean == pytest.approx(24 / 40)
+    assert row(new, "icr").scores["sst2"].status == "missing"
+    assert row(new, "icr").scores["trec"].mean == pytest.approx(28 / 40)
+    assert row(old, "icr").scores["average"].mean == pytest.approx(25 / 40)
+    assert "superseded" in old.group.title
+
+
+def test_model_revisions_are_tables_of_their_own(store: Store) -> None:
+    fill(store, "zero_shot", None, [20, 16], revision="r1")
+    fill(store, "zero_shot", None, [24, 16], revision="r2", finished="2026-12-01T10:00:00+00:00")
+    titles = [table.group.title for table in leaderboards(store)]
+    assert [re.findall(r"revision \w+", title) for title in titles] == [["revision r2"], ["revision r1"]]
+
+
+def test_changed_method_is_a_row_of_its_own(store: Store) -> None:
+    fill(store, "zero_shot", None, [20, 16])
+    fill(store, "icr", 0, [30, 20], identity={"method": {"rank": 4}})
+    new = {"identity": {"method": {"rank": 8}}, "finished": "2026-12-01T10:00:00+00:00"}
+    fill(store, "icr", 0, [34, 20], **new)
+    table = only(store)
+    assert row(table, "icr").scores["sst2"].mean == pytest.approx(34 / 40)
+    assert [r.label for r in table.rows if "older" in r.label and r.label.startswith("icr (older, ")]
+
+
+def test_two_results_for_one_cell_are_an_error_naming_the_file(store: Store) -> None:
+    old = add(store, "sst2", "icr", 0, answers(30), identity={"fit": "a"})
+    later = "2026-12-01T10:00:00+00:00"
+    add(store, "sst2", "icr", 0, answers(31), identity={"fit": "b"}, finished=later)
+    with pytest.raises(UserError, match=rf"differ in fit: delete .*{old}\.json"):
+        leaderboards(store)
+
+
+def test_footnotes(store: Store) -> None:
+    found = {"pairs": {"sst2->mr": 74, "trec->cb": 0}, "clean": False}
+    add(store, "mr", "zero_shot", None, answers(20), contamination=found, truncated=3)
+    text = "\n".join(notes(only(store)))
+    assert "Overlap of training with test data (left in the training data): sst2->mr 74." in text
+    assert "zero_shot on mr 3 of 40" in text
+    assert "Test rows: mr 40." in text
+    assert "Seeds: zero_shot 1." in text
+
+
+def test_provenance(store: Store) -> None:
+    base = {"python": "3.11.9", "packages": {"torch": "2.13", "icrbench": "0.1.0"}, "machine": "2 cores"}
+    add(store, "sst2", "zero_shot", None, answers(20), environment={**base, "commit": "abc", "dirty": True})
+    extra = {**base, "commit": "def", "command": "icrbench run --limit 9"}
+    add(store, "mr", "zero_shot", None, answers(20), environment=extra)
+    text = markdown(leaderboards(store))
+    for words in ("abc with uncommitted changes", "def", "torch 2.13", "2 cores", "icrbench run --limit 9"):
+        assert words in text
+
+
+def test_files(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = full(store)
+    paths = write_report(store.folder, tmp_path / "out")
+    assert [path.name for path in paths] == ["leaderboard.md", "leaderboard.csv", "leaderboard.tex"]
+    assert paths[0].read_text() == markdown([table])
+    lines = list(csv.DictReader(io.StringIO(paths[1].read_text())))
+    assert len(lines) == len(table.rows) * len(table.columns)
+    (icr,) = [line for line in lines if (line["method"], line["column"]) == ("icr", "average")]
+    score = row(table, "icr").scores["average"]
+    assert score.interval is not None
+    assert float(icr["accuracy"]) == pytest.approx(score.mean)
+    assert float(icr["ci_low"]) == pytest.approx(score.interval.low)
+    assert icr["collapse"] == "0"
+    print_report(store.folder)
+    assert capsys.readouterr().out.startswith("# Leaderboard")
+
+
+def test_latex_is_balanced_and_escaped(store: Store) -> None:
+    fill(store, "few_shot:shots=10", 0, [20, 16, 22, 12])
+    text = latex(leaderboards(store))
+    body = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
+    assert body.count("{") - body.count(r"\{") == body.count("}") - body.count(r"\}")
+    assert r"few\_shot:shots=10 & 45.0" in body
+    assert not re.search(r"(?<!\\)[%_#]", body)
+    assert all(word not in body for word in "—–−±·")
+    columns = re.findall(r"\\begin\{tabular\}\{(\w+)\}", body)
+    blocks = body.split(r"\toprule")[1:]
+    for spec, block in zip(columns, blocks, strict=True):
+        fields = [line.count("&") + 1 for line in block.split(r"\bottomrule")[0].splitlines() if "&" in line]
+        assert set(fields) == {len(spec)}
+
+
+def test_terminal_fits(store: Store) -> None:
+    text = re.sub(r"\033\[\dm", "", terminal([full(store)]))
+    assert max(len(line) for line in text.splitlines()) <= 120
+
+
+def test_markdown_labels_with_bars(store: Store) -> None:
+    fill(store, "icr:a=x|y", 0, [20])
+    assert r"`icr:a=x\|y`" in markdown(leaderboards(store))
+
+
+def test_damaged_folder_is_named(store: Store) -> None:
+    key = add(store, "sst2", "icr", 0, answers(20))
+    (store.folder / "examples" / f"{key}.parquet").unlink()
+    with pytest.raises(UserError, match=rf"{key}\.parquet is missing"):
+        leaderboards(store)
+
+
+def test_reports_load_no_model() -> None:
+    code = "import sys, icrbench.report; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

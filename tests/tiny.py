@@ -1,0 +1,104 @@
+"""Seeded, tiny, random models of every supported family, and a tokenizer for them."""
+
+from functools import cache
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from icrbench.backbone import Backbone, Revision
+
+VOCABULARY = 300  # 256 bytes, special tokens, room to spare
+LAYERS = 6
+
+_COMMON = {"vocab_size": VOCABULARY, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 258}
+_GROUPED = {
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+}
+
+CONFIGS = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**_COMMON, **_GROUPED)),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**_COMMON, **_GROUPED)),
+    # head widths that are not hidden_size / heads
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**_COMMON, **_GROUPED, head_dim=16)),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig(**_COMMON, **_GROUPED, head_dim=16, query_pre_attn_scalar=24, sliding_window=16),
+    ),
+    "mistral": (MistralForCausalLM, MistralConfig(**_COMMON, **_GROUPED, sliding_window=24)),
+    "gpt2": (
+        GPT2LMHeadModel,
+        GPT2Config(
+            **_COMMON,
+            n_embd=48,
+            n_layer=LAYERS,
+            n_head=6,
+            n_positions=512,
+            scale_attn_by_inverse_layer_idx=True,
+        ),
+    ),
+    "gpt_neox": (
+        GPTNeoXForCausalLM,
+        GPTNeoXConfig(
+            **_COMMON,
+            hidden_size=48,
+            intermediate_size=64,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=6,
+            rotary_pct=0.25,
+        ),
+    ),
+}
+FAMILIES = sorted(CONFIGS)
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte: every text round-trips, no file needed."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: index for index, character in enumerate(alphabet)}
+    vocabulary.update({"<s>": 256, "</s>": 257, "<pad>": 258})
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+
+
+def tiny_model(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A random model with weights large enough that attention is far from uniform."""
+    torch.manual_seed(0)
+    kind, config = CONFIGS[family]
+    model = kind(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.1 * noise if "norm" in name or "ln_" in name else 0.25 * noise)
+    return model.to(dtype).eval()
+
+
+@cache
+def tiny_backbone(family: str, dtype: torch.dtype = torch.float32) -> Backbone:
+    """A tiny model as a backbone; shared by tests, so nothing may change its weights."""
+    return Backbone(tiny_model(family, dtype), tokenizer(), Revision(f"tiny-{family}", f"tiny-{family}", "seed0"))
