@@ -1,6 +1,7 @@
 """The command line."""
 
 import argparse
+import math
 import os
 import shlex
 import sys
@@ -19,30 +20,49 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` lists the options.\n")
+        self.exit(2, f"{self.prog}: {_one_line(message)}; `{self.prog} --help` lists the options.\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 done, 1 some cells failed, 2 wrong input or interrupted."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    options = _parser().parse_args(arguments)
-    warnings.showwarning = _show_warning
-    try:
-        return int(options.command(options))
-    except UserError as error:
-        print(f"icrbench: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        again = shlex.join(["icrbench", *arguments])
-        print(f"\nicrbench: interrupted; finished cells are kept, go on with: {again}", file=sys.stderr)
-        return INTERRUPTED
+    options = _parse(arguments)
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            return int(options.command(options))
+        except UserError as error:
+            print(f"icrbench: {_one_line(error)}", file=sys.stderr)
+            return 2
+        except BrokenPipeError:  # the reader of our output went away, as `| head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except KeyboardInterrupt:
+            print(f"icrbench: interrupted; finished cells are kept, go on with: {options.line}", file=sys.stderr)
+            return INTERRUPTED
 
 
 def _show_warning(message: Any, category: Any, *_: Any, **__: Any) -> None:
-    print(f"icrbench: warning: {message}", file=sys.stderr)
+    print(f"icrbench: warning: {_one_line(message)}", file=sys.stderr)
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).splitlines())
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _parser()
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:  # bytes of another encoding: they fit into no record
+            parser.error(f"argument {argument!r} is not UTF-8 text: rename the file or folder")
+    start = argparse.Namespace(line=shlex.join(["icrbench", *arguments]))
+    options, rest = parser.parse_known_args(arguments, start)
+    if rest and options.command is not _lm_eval:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.passed_on = rest
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,16 +76,27 @@ def _parser() -> argparse.ArgumentParser:
 
     listing = commands.add_parser("list", help="what there is to choose from")
     listing.add_argument("what", choices=["methods", "models", "tasks"])
-    listing.add_argument("--tasks-dir", type=Path, help="folder with task files of your own")
+    listing.add_argument("--tasks-dir", type=_path, help="folder with task files of your own")
     listing.set_defaults(command=_list)
 
     report = commands.add_parser("report", help="leaderboard of a results folder")
-    report.add_argument("folder", type=Path, help="folder a run wrote to")
-    report.add_argument("--out", type=Path, help="where the files go (default: the same folder)")
+    report.add_argument("folder", type=_path, help="folder a run wrote to")
+    report.add_argument("--out", type=_path, help="where the files go (default: the same folder)")
     report.set_defaults(command=_report)
 
+    lm_eval = commands.add_parser(
+        "lm-eval",
+        help="any method under lm-evaluation-harness",
+        usage="icrbench lm-eval --model MODEL [--method METHOD] [--artifact DIR] --tasks TASKS [flags of lm_eval run]",
+        allow_abbrev=False,
+    )
+    lm_eval.add_argument("--model", required=True, help="a name, hub id, folder or .gguf file")
+    lm_eval.add_argument("--method", help="its name; not needed beside --artifact")
+    lm_eval.add_argument("--artifact", type=_path, help="fitted method, as a run leaves it in OUT/fitted/METHOD-KEY")
+    lm_eval.set_defaults(command=_lm_eval)
+
     demo = commands.add_parser("demo", help="a first leaderboard on the bundled rows, in minutes")
-    demo.add_argument("--out", type=Path, default=Path("runs/demo"))
+    demo.add_argument("--out", type=_path, default=Path("runs/demo"))
     demo.set_defaults(command=_demo)
     return parser
 
@@ -78,7 +109,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     what.add_argument("--models", required=True, help="names, hub ids, folders or .gguf files, joined by commas")
     what.add_argument("--tasks", default="all", help="all, roles (id, near_ood, far_ood) or names, joined by commas")
     what.add_argument("--seeds", help="numbers joined by commas (default: the preset's)")
-    what.add_argument("--limit", type=_positive, help="test rows a task (default: the preset's)")
+    what.add_argument("--limit", type=_rows, help="test rows a task, or all (default: the preset's)")
     what.add_argument("--preset", default="paper", help="sizes of the run: paper (default), cpu or demo")
     what.add_argument(
         "--set",
@@ -91,12 +122,12 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     what.add_argument("--clean", action="store_true", help="drop train rows that share texts with test splits")
     data = run.add_argument_group("data")
     where = data.add_mutually_exclusive_group()
-    where.add_argument("--data-dir", type=Path, help="folder with TASK/train.jsonl and TASK/test.jsonl")
+    where.add_argument("--data-dir", type=_path, help="folder with TASK/train.jsonl and TASK/test.jsonl")
     where.add_argument("--demo", action="store_true", help="the bundled demonstration rows (never for results)")
-    data.add_argument("--tasks-dir", type=Path, help="folder with task files of your own")
+    data.add_argument("--tasks-dir", type=_path, help="folder with task files of your own")
     how = run.add_argument_group("how")
-    how.add_argument("--out", type=Path, default=Path("runs/default"), help="results folder; a rerun resumes it")
-    how.add_argument("--cache-dir", type=Path, help="intermediate artefacts (default: the user's cache folder)")
+    how.add_argument("--out", type=_path, default=Path("runs/default"), help="results folder; a rerun resumes it")
+    how.add_argument("--cache-dir", type=_path, help="intermediate artefacts (default: the user's cache folder)")
     how.add_argument("--device", help="torch device (default: the first GPU, else the CPU)")
     how.add_argument("--device-map", help="spread a model over devices with accelerate, for example auto")
     how.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32 on a CPU, else bfloat16)")
@@ -106,10 +137,24 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
     return number
+
+
+def _rows(text: str) -> float:
+    """A number of rows; infinite for all of them."""
+    return math.inf if text == "all" else _positive(text)
+
+
+def _path(text: str) -> Path:
+    if not text.strip():  # an empty variable of a script: not a wish to write in the current folder
+        raise argparse.ArgumentTypeError("must name a folder, but is empty")
+    return Path(text)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -133,7 +178,7 @@ def _demo(options: argparse.Namespace) -> int:
         "--preset",
         "demo",
     ]
-    asked = request(_parser().parse_args([*line, "--out", str(options.out)]))
+    asked = request(_parse([*line, "--out", str(options.out)]))
     code = run(asked, quiet=False)
     write_report(options.out, options.out)
     print()
@@ -148,6 +193,12 @@ def _report(options: argparse.Namespace) -> int:
     print_report(options.folder)
     print("written: " + ", ".join(map(str, paths)), file=sys.stderr)
     return 0
+
+
+def _lm_eval(options: argparse.Namespace) -> int:
+    from icrbench.lm_eval.command import evaluate
+
+    return evaluate(options.model, options.method, options.artifact, options.passed_on)
 
 
 def _list(options: argparse.Namespace) -> int:

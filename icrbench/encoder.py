@@ -54,6 +54,10 @@ class SentenceEncoder:
         """Number of entries of an embedding."""
         return int(self._model.get_embedding_dimension() or 0)
 
+    def forget(self) -> None:
+        """Compute every text anew from now on; for measuring what encoding costs."""
+        self._known.clear()
+
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Embeddings ``[n, width]`` in float32."""
         new = [text for text in dict.fromkeys(texts) if text not in self._known]

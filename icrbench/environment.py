@@ -3,7 +3,6 @@
 import hashlib
 import os
 import platform
-import shlex
 import subprocess
 import sys
 from functools import cache
@@ -44,14 +43,15 @@ COMPUTING = (
 
 @cache
 def environment() -> dict[str, Any]:
-    """Versions, machine, commit and command, for a record; none of it is part of a cell's identity."""
+    """Versions, machine and commit, for a record; none of it is part of a cell's identity."""
+    # A package installed below somebody's repository is not in that repository: its commit says nothing.
+    ours = _git("ls-files", "--error-unmatch", Path(__file__).name) is not None
     return {
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in PACKAGES},
         "machine": machine(),
-        "commit": _git("rev-parse", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain")),
-        "command": shlex.join(["icrbench", *sys.argv[1:]]),
+        "commit": _git("rev-parse", "HEAD") if ours else None,
+        "dirty": ours and bool(_git("status", "--porcelain")),
     }
 
 
@@ -62,19 +62,24 @@ def machine() -> str:
     return f"{os.cpu_count()} cores {platform.machine()}, {torch.get_num_threads()} threads"
 
 
-def code_identity(method: Method) -> dict[str, Any]:
-    """What a result depends on beside its configuration: the code that computes it and the numeric libraries."""
+@cache
+def code_identity(kind: type[Method]) -> dict[str, Any]:
+    """What a result depends on beside its configuration: the code that computes it and the numeric libraries.
+
+    Read once a process: what is edited while it runs is not what it runs.
+    """
     here = Path(__file__).parent
+    own = {_method_source(base) for base in kind.__mro__ if issubclass(base, Method) and base is not Method}
     return {
         "core": _hash_sources([here / name for name in COMPUTING]),
-        "method": _hash_sources([_method_source(method)]),
+        "method": _hash_sources(sorted(own)),
         **{name: metadata.version(name) for name in ("torch", "transformers", "sentence-transformers")},
     }
 
 
-def _method_source(method: Method) -> Path:
+def _method_source(kind: type[Method]) -> Path:
     """The file of a method, or its folder if it has one to itself."""
-    source = Path(str(sys.modules[type(method).__module__].__file__))
+    source = Path(str(sys.modules[kind.__module__].__file__))
     package = source.parent
     return package if (package / "__init__.py").exists() and package.parent.name == "methods" else source
 

@@ -18,5 +18,5 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}."
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}."
     return UserError(f"unknown {kind} '{name}': {hint}")

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from icrbench.backbone.load import local_source
+from icrbench.backbone.anatomy import anatomy_of
+from icrbench.backbone.load import known_models, local_source
 from icrbench.protocol import Datasets
 from icrbench.runner import Cell
 
@@ -49,11 +50,14 @@ def estimate(grid: Sequence[Cell], datasets: Datasets, model: str) -> Estimate:
 
 def _parameters(model: str) -> float | None:
     """Weights of the blocks, from a configuration that is here already; None if it is not."""
-    source = local_source(model)
+    name, _, revision = model.partition("@")
+    source = local_source(model) or known_models().get(name, {}).get("hub", name)
     try:
-        config: Any = AutoConfig.from_pretrained(str(source or model), local_files_only=True).get_text_config()
+        whole = AutoConfig.from_pretrained(str(source), revision=revision or "main", local_files_only=True)
     except (OSError, ValueError):
         return None
+    anatomy_of(whole)  # an unsupported family is said now, not when the run starts
+    config: Any = whole.get_text_config()
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads

@@ -33,6 +33,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
             os.fsync(written.fileno())
         temporary.chmod(0o644)
         temporary.replace(path)
+    except OSError as error:  # for example a full disk
+        problem = error.strerror or error
+        raise UserError(f"cannot write {path} ({problem}): make room, or choose another folder.") from error
     finally:
         temporary.unlink(missing_ok=True)
 

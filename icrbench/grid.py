@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from icrbench.data import Source
-from icrbench.errors import UserError
+from icrbench.errors import UserError, unknown
 from icrbench.method import make_method, methods
 from icrbench.presets import Preset
 from icrbench.protocol import Rules
@@ -30,6 +30,7 @@ class Request:
         workspace: folder for intermediate artefacts.
         scoring: how to compute.
         device, dtype, device_map: how to load models; None for the default.
+        command: the command line that asked for it, for the records.
     """
 
     methods: Sequence[LabelledMethod]
@@ -45,6 +46,7 @@ class Request:
     device: str | None = None
     dtype: str | None = None
     device_map: str | None = None
+    command: str = ""
 
 
 def parse_methods(text: str, settings: Sequence[str], preset: Preset) -> list[LabelledMethod]:
@@ -62,22 +64,23 @@ def parse_methods(text: str, settings: Sequence[str], preset: Preset) -> list[La
         raise UserError("no method asked for: name some with --methods, or all of them with --methods all.")
     found: dict[str, LabelledMethod] = {}
     for spec in specs:
-        name, *pairs = spec.split(":")
-        asked = {**common.pop(name, {}), **dict(_pair(pair, spec) for pair in pairs)} if pairs else common.get(name, {})
+        name, *pairs = (part.strip() for part in spec.split(":"))
+        asked = {**common.get(name, {}), **dict(_pair(pair, spec) for pair in pairs)}
         method = make_method(name, {**preset.methods.get(name, {}), **asked})
         label = ":".join([name, *(f"{key}={value}" for key, value in sorted(asked.items()))])
         found[label] = LabelledMethod(label, method)
-    unused = set(common) - {spec.split(":")[0] for spec in specs}
-    if unused:
-        raise UserError(f"--set {sorted(unused)[0]}.… sets a method that is not run: add it to --methods.")
+    for name in sorted(set(common) - {item.method.name for item in found.values()}):
+        if name not in methods():
+            raise unknown("method in --set", name, methods())
+        raise UserError(f"--set {name}.… sets a method that is not run: add it to --methods.")
     return list(found.values())
 
 
 def _pair(text: str, where: str) -> tuple[str, str]:
-    key, sign, value = text.partition("=")
-    if not sign or not key:
+    key, _, value = (part.strip() for part in text.partition("="))
+    if not key or not value:
         raise UserError(f"cannot read '{text}' in '{where}': write hyperparameter=value.")
-    return key.strip(), value.strip()
+    return key, value
 
 
 def _settings(settings: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -85,8 +88,8 @@ def _settings(settings: Sequence[str]) -> dict[str, dict[str, str]]:
     by_method: dict[str, dict[str, str]] = {}
     for text in settings:
         path, value = _pair(text, f"--set {text}")
-        name, dot, key = path.partition(".")
-        if not dot:
+        name, _, key = path.partition(".")
+        if not name or not key:
             raise UserError(f"cannot read '--set {text}': write method.hyperparameter=value.")
         by_method.setdefault(name, {})[key] = value
     return by_method

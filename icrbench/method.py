@@ -8,6 +8,7 @@ method; a new method is one file in ``methods/``.
 import hashlib
 import importlib
 import json
+import math
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -206,20 +207,36 @@ def _convert(what: str, value: Any, kind: Any) -> Any:
             if str(value).lower() not in ("true", "false"):
                 raise ValueError
             return str(value).lower() == "true"
-        if plain is int and float(value) != int(float(value)):
-            raise ValueError
-        return plain(float(value)) if plain is int else plain(value)
+        if plain in (int, float):
+            number = float(value)
+            if not math.isfinite(number) or (plain is int and not number.is_integer()):
+                raise ValueError
+            return plain(number)
+        return plain(value)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{what} must be {plain.__name__}, not '{value}'.") from error
+        words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+        raise UserError(f"{what} must be {words.get(plain, plain.__name__)}, not '{value}'.") from error
+
+
+class DamagedArtefact(UserError):
+    """A stored fit that cannot be read, or belongs to something else."""
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """A fitted method as stored in a folder: ``fitted.safetensors`` and ``fitted.json``."""
+    """A fitted method as stored in a folder: ``fitted.safetensors`` and ``fitted.json``.
+
+    Attributes:
+        method: what was fitted.
+        fitted: the outcome.
+        model: identity of the backbone it was fitted on.
+        seconds: what the fit took.
+    """
 
     method: Method
     fitted: Fitted
     model: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
 
     @property
     def sha256(self) -> str:
@@ -239,7 +256,11 @@ class Artefact:
     def save(self, folder: Path) -> None:
         """Write the artefact; the json file comes last, so a folder that has it is whole."""
         weights = save(_contiguous(self.fitted.tensors))
-        description = {**self._description(), "weights_sha256": hashlib.sha256(weights).hexdigest()}
+        description = {
+            **self._description(),
+            "seconds": self.seconds,
+            "weights_sha256": hashlib.sha256(weights).hexdigest(),
+        }
         write_atomic(folder / "fitted.safetensors", weights)
         write_atomic(folder / "fitted.json", json.dumps(description, indent=1, ensure_ascii=False) + "\n")
 
@@ -248,7 +269,7 @@ class Artefact:
         """Read an artefact and check that it belongs to this model.
 
         Raises:
-            UserError: if files are missing, damaged, of another format, or fitted on another model.
+            DamagedArtefact: if files are missing, damaged, of another format, or fitted on another model.
         """
         source = folder / "fitted.json"
         try:
@@ -260,20 +281,22 @@ class Artefact:
             if stored["format"] != FORMAT:
                 raise ValueError(f"format {stored['format']}, this version reads {FORMAT}")
             method = make_method(stored["method"], stored["hyperparameters"])
-            config, model = stored["config"], stored["model"]
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise UserError(
-                f"{folder} does not hold a fitted method that can be read"
-                f" ({str(error).splitlines()[0]}): fit it again or give another folder."
+            config, model, seconds = dict(stored["config"]), dict(stored["model"]), float(stored["seconds"])
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError, UserError) as error:
+            problem = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise DamagedArtefact(
+                f"{folder} does not hold a fitted method that can be read ({problem}): delete it, and it is"
+                " fitted again."
             ) from error
         here = backbone.identity()
         if any(model.get(key) != here[key] for key in ("location", "revision")):
-            raise UserError(
+            raise DamagedArtefact(
                 f"{folder} was fitted on {model.get('location')}@{model.get('revision')}, not on"
                 f" {here['location']}@{here['revision']}: use the model it was fitted on."
             )
-        return cls(method, type(method).fitted(config, tensors), model)
+        return cls(method, type(method).fitted(config, tensors), model, seconds)
 
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
+    # Clones, since safetensors refuses tensors that share memory.
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in sorted(tensors.items())}

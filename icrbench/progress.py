@@ -1,5 +1,6 @@
 """Progress bars for long work; silent when the output is not a terminal or the user asked for quiet."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -30,5 +31,6 @@ def bar(what: str, total: int) -> "Iterator[tqdm[Any]]":
 
 
 def say(text: str) -> None:
-    """Print a line without disturbing a bar."""
+    """Print a line without disturbing a bar, at once: a log file is read while it grows."""
     tqdm.write(text)
+    sys.stdout.flush()

@@ -49,7 +49,7 @@ class Prompter:
     def __init__(self, backbone: Backbone, task: Task, max_query_tokens: int = MAX_QUERY_TOKENS) -> None:
         self._backbone = backbone
         self._task = task
-        self._limit = max_query_tokens
+        self._limit = min(max_query_tokens, backbone.max_length)
         self._options: dict[tuple[str, tuple[str, ...]], tuple[int, ...]] = {}
 
     def __call__(self, example: Example, demonstrations: Sequence[str] = ()) -> Prompt:

@@ -1,6 +1,7 @@
 """Which data a method may see: the one place where that is decided."""
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +45,10 @@ class Datasets:
         self.tasks = {task.name: task for task in tasks}
         domains = list(domains)
         self._domains = [task.name for task in domains]
-        self.data: dict[str, TaskData] = {task.name: load(task, source) for task in [*self.tasks.values(), *domains]}
+        wanted = {**self.tasks, **{task.name: task for task in domains}}
+        self.data: dict[str, TaskData] = {name: load(task, source) for name, task in wanted.items()}
         self._pools = {name: self._pool(data) for name, data in self.data.items()}
+        self._overlaps: dict[tuple[str, ...], dict[str, int]] = {}
 
     def test(self, task: str) -> tuple[Example, ...]:
         """The rows to score: the same for every method and seed, so that results can be compared row by row."""
@@ -74,8 +77,11 @@ class Datasets:
         """Test rows of ``task`` that share texts with a pool the method sees, by ``"train->test"``; zeros left out."""
         fitted_for = task if method.scope is Scope.TASK else None
         pools = {name: pool.train for name, pool in self.pools(method, fitted_for).items()}
-        found = contamination.count(pools, {task: self.test(task)})
-        return {f"{train}->{test}": both.test_rows for (train, test), both in found.items() if both.test_rows}
+        key = (task, *pools)
+        if key not in self._overlaps:  # seconds of work, and the same for every seed
+            found = contamination.count(pools, {task: self.test(task)})
+            self._overlaps[key] = {f"{pool}->{task}": both.test_rows for (pool, _), both in found.items()}
+        return {pair: rows for pair, rows in self._overlaps[key].items() if rows}
 
     def _pool(self, data: TaskData) -> Pool:
         train = data.train
@@ -83,7 +89,8 @@ class Datasets:
             train = contamination.clean(train, [other.test for other in self.data.values()])
             if not train:
                 raise UserError(f"nothing is left of the train rows of '{data.task.name}' with --clean.")
-        content = "\n".join(f"{example.content_hash} {example.label}" for example in train)
+        # The texts as they are: content hashes overlook case and spaces, which a model does not.
+        content = json.dumps([[dict(example.fields), example.options, example.label] for example in train])
         return Pool(data.task, train, hashlib.sha256(content.encode()).hexdigest()[:16])
 
 

@@ -12,13 +12,15 @@ from typing import Any
 from icrbench.backbone import Backbone
 from icrbench.backbone.trunk import TrunkCache
 from icrbench.environment import code_identity, environment
-from icrbench.method import Artefact, Fitted, Method, Scope
+from icrbench.method import Artefact, DamagedArtefact, Fitted, Method, Scope
 from icrbench.progress import bar, say
 from icrbench.prompting import MAX_QUERY_TOKENS, Prompter
 from icrbench.protocol import Datasets, Rules
 from icrbench.randomness import Randomness
 from icrbench.scoring import Scored, ScoringOptions, score
-from icrbench.store import SCHEMA_VERSION, CellRecord, Store
+from icrbench.store import SCHEMA_VERSION, CellRecord, Failure, Store
+
+POLL_SECONDS = 1.0  # between two looks at a lock
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,12 @@ class Outcome:
 
     done: int = 0
     kept: int = 0
+    left: int = 0
     failed: int = 0
+
+    def __str__(self) -> str:
+        left = f", {self.left} left to another process" if self.left else ""
+        return f"{self.done} cells run, {self.kept} already there{left}, {self.failed} failed"
 
 
 def cells(methods: Sequence[LabelledMethod], tasks: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
@@ -63,11 +70,37 @@ def cells(methods: Sequence[LabelledMethod], tasks: Sequence[str], seeds: Sequen
     ]
 
 
+class _FitFailed(Exception):
+    """The cell needs a fit that has failed in this run already."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure["message"])
+        self.failure = failure
+
+
 class Runner:
-    """Runs the cells of one model into a store."""
+    """Runs the cells of one model into a store.
+
+    Args:
+        backbone: the model.
+        datasets: test rows and train pools.
+        rules: how they are handed out.
+        store: where records go.
+        options: how to score.
+        command: what the user typed, for the records.
+
+    Raises:
+        UserError: if the options of a task cannot be told apart on this model's tokenizer.
+    """
 
     def __init__(
-        self, backbone: Backbone, datasets: Datasets, rules: Rules, store: Store, options: ScoringOptions
+        self,
+        backbone: Backbone,
+        datasets: Datasets,
+        rules: Rules,
+        store: Store,
+        options: ScoringOptions,
+        command: str = "",
     ) -> None:
         self._backbone = backbone
         self._datasets = datasets
@@ -76,6 +109,8 @@ class Runner:
         self._options = options
         self._trunks = TrunkCache()
         self._fits: dict[str, tuple[Fitted, float]] = {}
+        self._failed_fits: dict[str, Failure] = {}
+        self._environment = {**environment(), "command": command}
         for task in datasets.tasks.values():  # options that cannot be told apart are found before any work
             prompter = Prompter(backbone, task)
             for example in datasets.data[task.name].test:
@@ -89,9 +124,11 @@ class Runner:
             with self._store.lock(key) as free:
                 if not free:
                     self._say(number, grid, cell, "being run by another process, left to it")
+                    outcome.left += 1
+                elif kept := self._store.completed(key):
                     outcome.kept += 1
-                elif self._store.completed(key):
-                    outcome.kept += 1
+                    if kept["cell"]["label"] != cell.method.label:
+                        self._say(number, grid, cell, f"is the same as {kept['cell']['label']}, already there")
                 else:
                     self._run_cell(cell, key, outcome, lambda text: self._say(number, grid, cell, text))  # noqa: B023
         return outcome
@@ -110,7 +147,7 @@ class Runner:
         target = task if method.scope is Scope.TASK else None
         return {
             "method": {"name": method.name, "hyperparameters": method.hyperparameters()},
-            "code": code_identity(method),
+            "code": code_identity(type(method)),
             "model": self._backbone.identity(),
             "pools": {
                 name: {"rows": pool.sha256, "task": pool.task.identity()}
@@ -129,10 +166,13 @@ class Runner:
             begin = time.perf_counter()
             scored = self._score(cell, fitted)
             seconds = time.perf_counter() - begin
+        except DamagedArtefact:  # no fault of the method: nothing is recorded until the user has seen to it
+            raise
         except Exception as error:  # whatever a method does wrong costs its own cell, not the grid
-            self._store.write(self._record(cell, key, started, None, error), None)
+            failure = _failure(error)
+            self._store.write(self._record(cell, key, started, None, failure), None)
             outcome.failed += 1
-            say_result(f"failed: {_one_line(error)}")
+            say_result(f"failed: {failure['message']}")
             return
         examples = self._datasets.test(cell.task)
         rows = [
@@ -179,30 +219,56 @@ class Runner:
     def _fitted(self, cell: Cell) -> tuple[Fitted, float]:
         """The cell's fit: from this run, from the results folder, or made now; and the seconds it took."""
         method = cell.method.method
-        identity = self._fit_identity(method, cell.task, cell.seed)
-        key = _hash(identity)
+        key = _hash(self._fit_identity(method, cell.task, cell.seed))
+        if key in self._failed_fits:
+            raise _FitFailed(self._failed_fits[key])
         if key not in self._fits:
-            folder = self._store.folder / "fitted" / f"{method.name}-{key}"
-            if (folder / "fitted.json").exists():
-                fitted, seconds = Artefact.load(folder, self._backbone).fitted, 0.0
-            else:
-                begin = time.perf_counter()
-                target = cell.task if method.scope is Scope.TASK else None
-                data = self._datasets.for_fit(method, target)
-                fitted = method.fit(self._backbone, data, Randomness(cell.seed or 0))
-                seconds = time.perf_counter() - begin
-                if method.scope is not Scope.NONE:
-                    Artefact(method, fitted, self._backbone.identity()).save(folder)
-            self._fits = {key: (fitted, seconds)}  # cells of one fit follow each other
+            try:
+                self._fits = {key: self._stored_fit(cell, key)}  # cells of one fit follow each other
+            except DamagedArtefact:
+                raise
+            except Exception as error:
+                self._failed_fits[key] = _failure(error)
+                raise
         return self._fits[key]
 
-    def _record(self, cell: Cell, key: str, started: datetime, result: Any, error: Exception | None) -> CellRecord:
+    def _stored_fit(self, cell: Cell, key: str) -> tuple[Fitted, float]:
+        """Read the fit from the results folder, or make it and put it there; one process makes it, others wait."""
+        method = cell.method.method
+        if method.scope is Scope.NONE:
+            return self._fit(cell)
+        folder = self._store.folder / "fitted" / f"{method.name}-{key}"
+        waiting = False
+        while True:
+            with self._store.lock(f"fit-{key}") as free:
+                if free:
+                    if not (folder / "fitted.json").exists():
+                        fitted, seconds = self._fit(cell)
+                        Artefact(method, fitted, self._backbone.identity(), round(seconds, 3)).save(folder)
+                        return fitted, seconds
+                    artefact = Artefact.load(folder, self._backbone)
+                    if artefact.method != method:
+                        raise DamagedArtefact(f"{folder} holds another fit: delete it, and it is fitted again.")
+                    return artefact.fitted, artefact.seconds
+            if not waiting:
+                say(f"{cell}: waiting for another process that makes the same fit")
+                waiting = True
+            time.sleep(POLL_SECONDS)
+
+    def _fit(self, cell: Cell) -> tuple[Fitted, float]:
+        method = cell.method.method
+        begin = time.perf_counter()
+        data = self._datasets.for_fit(method, cell.task if method.scope is Scope.TASK else None)
+        fitted = method.fit(self._backbone, data, Randomness(cell.seed or 0))
+        return fitted, time.perf_counter() - begin
+
+    def _record(self, cell: Cell, key: str, started: datetime, result: Any, failure: Failure | None) -> CellRecord:
         data = self._datasets.data[cell.task]
         provenance = data.provenance
         return {
             "schema": SCHEMA_VERSION,
             "key": key,
-            "status": "ok" if error is None else "failed",
+            "status": "ok" if failure is None else "failed",
             "cell": {
                 "method": cell.method.method.name,
                 "label": cell.method.label,
@@ -231,14 +297,8 @@ class Runner:
                 },
             },
             "result": result,
-            "error": None
-            if error is None
-            else {
-                "type": type(error).__name__,
-                "message": _one_line(error),
-                "traceback": "".join(traceback.format_exception(error)),
-            },
-            "environment": environment(),
+            "error": failure,
+            "environment": self._environment,
             "started": started.isoformat(timespec="seconds"),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         }
@@ -252,6 +312,11 @@ def _hash(identity: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _one_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+def _failure(error: Exception) -> Failure:
+    if isinstance(error, _FitFailed):
+        return error.failure
+    return {
+        "type": type(error).__name__,
+        "message": (str(error).strip().splitlines() or [type(error).__name__])[0],
+        "traceback": "".join(traceback.format_exception(error)),
+    }

@@ -2,7 +2,11 @@
 
 import argparse
 import logging
+import math
+import sys
 from pathlib import Path
+
+from transformers.utils.logging import disable_progress_bar
 
 from icrbench.backbone.load import check_model, load_backbone
 from icrbench.cache import cache_folder
@@ -10,7 +14,7 @@ from icrbench.data import Demo, Hub, LocalDir, Source
 from icrbench.errors import UserError, unknown
 from icrbench.estimate import estimate
 from icrbench.grid import Request, parse_methods
-from icrbench.presets import preset
+from icrbench.presets import Preset, preset
 from icrbench.progress import say, set_quiet
 from icrbench.protocol import PROTOCOLS, Datasets, Rules, needed_domains
 from icrbench.runner import Runner, cells
@@ -28,7 +32,7 @@ def request(options: argparse.Namespace) -> Request:
     sizes = preset(options.preset)
     if options.protocol not in PROTOCOLS:
         raise unknown("protocol", options.protocol, PROTOCOLS)
-    models = [name.strip() for name in options.models.split(",") if name.strip()]
+    models = list(dict.fromkeys(name.strip() for name in options.models.split(",") if name.strip()))
     if not models:
         raise UserError("no model asked for: name one with --models; `icrbench list models` shows some.")
     for model in models:
@@ -38,15 +42,16 @@ def request(options: argparse.Namespace) -> Request:
         models=models,
         tasks=get_tasks(options.tasks, options.tasks_dir),
         known_tasks=list(load_tasks(options.tasks_dir).values()),
-        seeds=_seeds(options.seeds) if options.seeds else sizes.seeds,
+        seeds=sizes.seeds if options.seeds is None else _seeds(options.seeds),
         source=_source(options.data_dir, options.demo),
-        rules=Rules(options.protocol, options.clean, options.limit or sizes.limit),
+        rules=Rules(options.protocol, options.clean, _limit(options.limit, sizes)),
         out=options.out,
         workspace=options.cache_dir or cache_folder(),
         scoring=ScoringOptions(batch_size=options.batch_size),
         device=options.device,
         dtype=options.dtype,
         device_map=options.device_map,
+        command=options.line,
     )
 
 
@@ -58,6 +63,12 @@ def _source(data_dir: Path | None, demo: bool) -> Source:
     if not data_dir.is_dir():
         raise UserError(f"no folder {data_dir}: give --data-dir the folder that holds TASK/train.jsonl.")
     return LocalDir(data_dir)
+
+
+def _limit(asked: float | None, sizes: Preset) -> int | None:
+    if asked is None:
+        return sizes.limit
+    return None if math.isinf(asked) else int(asked)
 
 
 def _seeds(text: str) -> list[int]:
@@ -78,6 +89,8 @@ def _datasets(asked: Request) -> Datasets:
 def run(asked: Request, *, quiet: bool) -> int:
     """Run the grid; returns 0, or 1 if a cell failed."""
     set_quiet(quiet)
+    if quiet or not sys.stderr.isatty():  # transformers draws its bars into log files, too
+        disable_progress_bar()
     for noisy in ("transformers", "huggingface_hub", "datasets"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     store = Store(asked.out)
@@ -87,12 +100,9 @@ def run(asked: Request, *, quiet: bool) -> int:
     failed = 0
     for model in asked.models:
         backbone = load_backbone(model, device=asked.device, dtype=asked.dtype, device_map=asked.device_map)
-        outcome = Runner(backbone, datasets, asked.rules, store, asked.scoring).run(grid)
+        outcome = Runner(backbone, datasets, asked.rules, store, asked.scoring, asked.command).run(grid)
         failed += outcome.failed
-        say(
-            f"{model}: {outcome.done} cells run, {outcome.kept} already there, {outcome.failed} failed;"
-            f" results in {asked.out}"
-        )
+        say(f"{model}: {outcome}; results in {asked.out}")
         del backbone
     return 1 if failed else 0
 

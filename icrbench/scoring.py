@@ -19,6 +19,7 @@ from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.batch import PaddingSide
 from icrbench.backbone.prefix import expanded, prefix_cache, shared_prefix
 from icrbench.backbone.trunk import TrunkCache, continue_from
+from icrbench.errors import UserError
 from icrbench.method import Fitted
 from icrbench.prompting import Prompt, Prompter
 from icrbench.task import Example, Task
@@ -158,6 +159,11 @@ def _score_batch(
     states = batch.at_last(_final_states(backbone, fitted, batch, cache, trunks))
     wanted = sorted({token for prompt in prompts for token in prompt.options})
     logits = backbone.logits(states, torch.tensor(wanted, device=states.device)).cpu()
+    if not logits.isfinite().all():  # an arg max over nan would be the first option, silently
+        raise UserError(
+            f"model '{backbone.revision.name}' gives logits that are not finite in {backbone.dtype}:"
+            " try --dtype float32."
+        )
     column = {token: index for index, token in enumerate(wanted)}
     return [
         tuple(float(row[column[token]]) for token in prompt.options)

@@ -132,8 +132,8 @@ class Store:
         Raises:
             UserError: if the folder cannot be made or written.
         """
-        for name in ("cells", "examples", "locks"):
-            probe = self.folder / name / "probe"
+        for name in ("cells", "examples", "fitted", "locks"):
+            probe = self.folder / name / f"probe-{platform.node()}-{os.getpid()}"
             write_atomic(probe, b"")
             probe.unlink()
 
@@ -167,14 +167,14 @@ class Store:
             pq.write_table(rows, temporary)
         write_atomic(self._cell_path(record["key"]), text)
 
-    def completed(self, key: str) -> bool:
-        """Whether this cell succeeded and both its files can be read; damage is warned of, and is absence."""
+    def completed(self, key: str) -> CellRecord | None:
+        """The cell's record if it succeeded and both its files can be read; damage is warned of, and is absence."""
         if not self._cell_path(key).exists():
-            return False
+            return None
         try:
             record = self._read(self._cell_path(key))
             if record["status"] != "ok":
-                return False
+                return None
             path = self._examples_path(key)
             try:
                 found = pq.read_metadata(path).num_rows
@@ -184,8 +184,8 @@ class Store:
                 raise UnreadableRecord(f"{path} has {found} rows, which is not what its record says")
         except UnreadableRecord as error:
             warnings.warn(f"{error}: the cell will be run again.", stacklevel=2)
-            return False
-        return True
+            return None
+        return record
 
     def records(self) -> list[CellRecord]:
         """Every record, in the order of the keys.

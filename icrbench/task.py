@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -132,7 +133,7 @@ def load_tasks(extra_dir: Path | None = None) -> dict[str, Task]:
     """
     from icrbench.task_yaml import read_task  # it needs the classes above
 
-    tasks = {path.stem: read_task(path) for path in sorted(builtin_folder().glob("*.yaml"))}
+    tasks = dict(_builtin_tasks(builtin_folder()))
     if extra_dir is not None:
         origin: dict[str, Path] = {}
         for path in _yaml_files(extra_dir):
@@ -144,6 +145,13 @@ def load_tasks(extra_dir: Path | None = None) -> dict[str, Task]:
             origin[task.name] = path
             tasks[task.name] = task
     return {task.name: task for task in sorted(tasks.values(), key=lambda task: (ROLES.index(task.role), task.name))}
+
+
+@cache
+def _builtin_tasks(folder: Path) -> Mapping[str, Task]:
+    from icrbench.task_yaml import read_task
+
+    return {path.stem: read_task(path) for path in sorted(folder.glob("*.yaml"))}
 
 
 def get_tasks(names: str, extra_dir: Path | None = None) -> list[Task]:

@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 from icrbench.backbone import Backbone
 from icrbench.demonstrations import balanced, multi_task
 from icrbench.encoder import sentence_encoder
+from icrbench.errors import UserError
 from icrbench.method import FitData, Fitted, Method, Pool, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.task import DEMONSTRATION_SEPARATOR, Example, Task
@@ -64,6 +65,12 @@ class FewShot(Method):
     scope: ClassVar[Scope] = Scope.TASK
     fitted: ClassVar[type[Fitted]] = FewShotFitted
 
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1."""
+        for name in ("per_class", "per_task"):
+            if getattr(self, name) < 1:
+                raise UserError(f"few_shot.{name} must be at least 1, not {getattr(self, name)}.")
+
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> FewShotFitted:
         """Draw the demonstrations, or embed the candidates for retrieval."""
         own = data.pools.get(data.target or "")
@@ -89,7 +96,8 @@ class FewShot(Method):
         rows = [(pool.task, example) for pool in pools for example in pool.train]
         embeddings = normalize(sentence_encoder(self.encoder)([task.prompt(row) for task, row in rows]), dim=1)
         texts = [task.demonstration(row) for task, row in rows]
-        longest = sum(sorted((len(backbone.encode(text)) for text in texts), reverse=True)[:count])
+        longest = sorted(texts, key=lambda text: len(backbone.encode(text)), reverse=True)[:count]
+        tokens = len(backbone.encode(DEMONSTRATION_SEPARATOR.join(longest)))
         return FewShotFitted(
             {
                 "candidates": [
@@ -97,7 +105,7 @@ class FewShot(Method):
                 ],
                 "count": count,
                 "encoder": self.encoder,
-                "cached_parameters": _cache_size(backbone, longest),
+                "cached_parameters": _cache_size(backbone, tokens),
             },
             {"embeddings": embeddings},
         )

@@ -1,5 +1,6 @@
 """Seeded, tiny, random models of every supported family, and a tokenizer for them."""
 
+from copy import deepcopy
 from functools import cache
 
 import torch
@@ -39,7 +40,11 @@ _GROUPED = {
 
 CONFIGS = {
     "llama": (LlamaForCausalLM, LlamaConfig(**_COMMON, **_GROUPED)),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**_COMMON, **_GROUPED)),
+    # full attention in the first half, a window in the second
+    "qwen2": (
+        Qwen2ForCausalLM,
+        Qwen2Config(**_COMMON, **_GROUPED, use_sliding_window=True, sliding_window=20, max_window_layers=3),
+    ),
     # head widths that are not hidden_size / heads
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**_COMMON, **_GROUPED, head_dim=16)),
     "gemma3": (
@@ -71,6 +76,7 @@ CONFIGS = {
     ),
 }
 FAMILIES = sorted(CONFIGS)
+WINDOWED = ["gemma3", "mistral", "qwen2"]  # all windows are shorter than the prompts of the tests
 
 
 @cache
@@ -87,9 +93,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def tiny_model(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A random model with weights large enough that attention is far from uniform."""
+    with torch.inference_mode(False):  # whoever makes it first: a cached model must also serve training
+        return _random_model(family, dtype)
+
+
+def _random_model(family: str, dtype: torch.dtype) -> PreTrainedModel:
     torch.manual_seed(0)
     kind, config = CONFIGS[family]
-    model = kind(config)
+    model = kind(deepcopy(config))  # models write into their configuration
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

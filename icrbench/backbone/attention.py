@@ -73,9 +73,10 @@ def _attention(
     channels: Channels | None = getattr(module, _PENDING, None)
     if rotated is not None:
         channels = rotated(_flat(query), _flat(key))
+    elif channels is not None:
+        setattr(module, _PENDING, None)
     if channels is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    setattr(module, _PENDING, None)
     width = query.shape[-1]
     if key.shape[-1] == width:  # no cache has widened the keys
         key = _widen(key, channels)
@@ -173,6 +174,8 @@ def extra_channels(
         position: whether those are the vectors before or after rotary embedding.
     """
     name = backbone.anatomy.cache_argument
+    chosen = backbone.model.config.get_text_config()._attn_implementation
+    assert chosen == ATTENTION_NAME, f"attention '{chosen}' would ignore extra channels"
 
     def widen_cache(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         cache = kwargs.get(name)

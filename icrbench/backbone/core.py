@@ -1,6 +1,5 @@
 """A frozen language model with what the methods need to know about it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -98,14 +97,6 @@ class Backbone:
         """
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
         return [self.tokenizer.bos_token_id, *ids] if self.adds_bos else ids
-
-    def truncate(self, tokens: Sequence[int], limit: int) -> list[int]:
-        """At most ``limit`` tokens: the front of the text goes, the answer cue and the BOS token stay."""
-        if len(tokens) <= limit:
-            return list(tokens)
-        if self.adds_bos:
-            return [tokens[0], *tokens[len(tokens) - limit + 1 :]]
-        return list(tokens[-limit:])
 
     def hidden_states(self, batch: Batch, cache: Any = None, inputs_embeds: Tensor | None = None) -> Tensor:
         """Final hidden states ``[B, T, d]``, after the last norm.

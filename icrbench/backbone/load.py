@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from icrbench.backbone.anatomy import anatomy_of
 from icrbench.backbone.core import Backbone, Revision
@@ -18,7 +19,7 @@ from icrbench.cache import cache_folder, hash_files
 from icrbench.errors import UserError, unknown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-WEIGHT_PATTERNS = ("*.safetensors", "*.json", "*.model")
+WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.json", "*.model", "*.txt")
 
 
 def known_models() -> dict[str, dict[str, Any]]:
@@ -32,19 +33,36 @@ def check_model(spec: str) -> None:
 
     A name without a slash must be in ``models.yaml`` or exist as a path; anything with one may be a hub id.
     """
-    name = spec.split("@")[0]
-    if name not in known_models() and "/" not in name and not Path(name).exists():
-        raise unknown("model", name, known_models())
-    if (name.endswith(".gguf") or name.startswith((".", "/", "~"))) and not Path(name).expanduser().exists():
+    name, revision = _name_and_revision(spec)
+    if revision and "gguf" in known_models().get(name, {}):
+        raise UserError(f"model '{name}' is shipped in a package and has no revisions: leave out '@{revision}'.")
+    is_path = name.endswith(".gguf") or name.startswith((".", "/", "~"))
+    if is_path and not _path(name).exists():
         raise UserError(f"no file or folder {name}: check the model's path.")
+    if not is_path and name not in known_models() and "/" not in name and not _path(name).exists():
+        raise unknown("model", name, known_models())
+
+
+def _name_and_revision(spec: str) -> tuple[str, str]:
+    """``name@revision`` in two; the revision is empty where none is given, as in a path that has the sign itself."""
+    name, _, revision = (spec, "", "") if _path(spec).exists() else spec.partition("@")
+    return name, revision
+
+
+def _path(name: str) -> Path:
+    """A path as the user may write it."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # the home of nobody
+        return Path(name)
 
 
 def local_source(spec: str) -> Path | None:
     """The folder of a converted or local model, if there is one already; loads and converts nothing."""
-    converted = sorted((cache_folder() / "models").glob(f"{Path(spec).stem}-*"))
+    converted = sorted((cache_folder() / "models").glob(f"{Path(spec).stem}-{'[0-9a-f]' * 16}"))
     if "gguf" in known_models().get(spec, {}) or spec.endswith(".gguf"):
         return converted[0] if converted else None
-    folder = Path(spec).expanduser()
+    folder = _path(spec)
     return folder if folder.is_dir() else None
 
 
@@ -81,38 +99,51 @@ def load_backbone(
     dtype = dtype or default_dtype(device)
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
-    entry = known_models().get(spec, {})
+    _check_device(device)
+    name, asked = _name_and_revision(spec)
+    entry = known_models().get(name, {})
     folder: Path | None = None
     if "gguf" in entry:
-        location, revision, folder = _converted(spec, _packaged_gguf(spec, entry["gguf"]))
-    elif spec.endswith(".gguf"):
-        location, revision, folder = _converted(Path(spec).stem, Path(spec).expanduser())
-    elif "hub" not in entry and Path(spec).expanduser().is_dir():
-        folder = Path(spec).expanduser()
+        location, revision, folder = _converted(name, _packaged_gguf(name, entry["gguf"]))
+    elif name.endswith(".gguf") and _path(name).is_file():
+        location, revision, folder = _converted(Path(name).stem, _path(name))
+    elif "hub" not in entry and _path(name).is_dir():
+        folder = _path(name)
         weights = sorted(path for pattern in WEIGHT_PATTERNS for path in folder.glob(pattern))
         location, revision = folder.name, hash_files(weights)
     else:
-        location, _, asked = spec.partition("@")
-        location, revision = entry.get("hub", location), asked or entry.get("revision", "main")
+        location, revision = entry.get("hub", name), asked or entry.get("revision", "main")
     source = str(folder) if folder else location
     arguments: dict[str, Any] = {} if folder else {"revision": revision}
     try:
         anatomy_of(AutoConfig.from_pretrained(source, **arguments))  # fails before gigabytes are loaded
         tokenizer = AutoTokenizer.from_pretrained(source, **arguments)
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            source, dtype=DTYPES[dtype], device_map=device_map, **arguments
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=DTYPES[dtype], device_map=device_map, output_loading_info=True, **arguments
         )
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"cannot load model '{spec}' from {source} ({_first_line(error)}): give a folder that holds it, or put it"
-            f" in the hub's cache on a machine with network by `hf download {location}`"
-            f" (gated models need `hf auth login` first)."
-        ) from error
+        model, info = loaded
+        if info["missing_keys"]:  # transformers would go on with random numbers in their place
+            raise ValueError(f"it lacks the weights {', '.join(sorted(info['missing_keys'])[:3])}")
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        way = "give a folder that holds a whole model"
+        if not folder:
+            way += (
+                f", or put it in the hub's cache on a machine with network by `hf download {location}`"
+                f" (gated models need `hf auth login` first)"
+            )
+        raise UserError(f"cannot load model '{spec}' from {source} ({_first_line(error)}): {way}.") from error
     if device_map is None:
-        model.to(device)  # type: ignore[arg-type]
+        model.to(device)
     if not folder:
         revision = getattr(model.config, "_commit_hash", None) or revision
     return Backbone(model, tokenizer, Revision(spec, location, revision))
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device '{device}' is not usable here ({_first_line(error)}): try --device cpu.") from error
 
 
 def _first_line(error: Exception) -> str:
@@ -171,6 +202,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     try:
         plain.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        temporary.chmod(0o755)
         if not folder.is_dir():  # another process may have been faster
             temporary.rename(folder)
     finally:

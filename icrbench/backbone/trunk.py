@@ -6,7 +6,7 @@ and for every evaluation.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -57,10 +57,22 @@ def continue_from(backbone: Backbone, layer: int, states: Tensor, batch: Batch) 
 
     with ExitStack() as stack:
         for block in backbone.blocks[:layer]:
-            block.forward = skip
-            stack.callback(delattr, block, "forward")
+            stack.enter_context(_replaced_forward(block, skip))
         stack.enter_context(forward_pre_hook(backbone.blocks[layer], enter))
         return backbone.hidden_states(batch, inputs_embeds=torch.zeros_like(states))
+
+
+@contextmanager
+def _replaced_forward(block: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None]:
+    before = vars(block).get("forward")  # accelerate puts its own here when a model spreads over devices
+    block.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del block.forward
+        else:
+            block.forward = before
 
 
 class TrunkCache:

@@ -4,23 +4,30 @@ import sys
 from pathlib import Path
 
 from icrbench.files import write_atomic
-from icrbench.report import render
-from icrbench.report.leaderboard import leaderboards
+from icrbench.report import lm_eval_results, render
+from icrbench.report.leaderboard import Table, leaderboards
+from icrbench.report.lm_eval_results import Value, lm_eval_values
 from icrbench.store import Store
 
 
 def write_report(folder: Path, out: Path) -> list[Path]:
     """Write ``leaderboard.md``, ``.csv`` and ``.tex`` from a results folder; returns their paths.
 
+    What lm-evaluation-harness measured below the folder is a further table in the first, and ``lm_eval.csv``.
+
     Raises:
         UserError: if ``folder`` holds no results or a damaged file, or ``out`` cannot be written.
     """
-    tables = leaderboards(Store(folder))
-    contents = {"md": render.markdown(tables), "csv": render.csv(tables), "tex": render.latex(tables)}
-    paths = [out / f"leaderboard.{suffix}" for suffix in contents]
-    for path, content in zip(paths, contents.values(), strict=True):
-        write_atomic(path, content)
-    return paths
+    tables, values = _results(folder)
+    contents = {"leaderboard.md": _markdown(tables, values)}
+    if tables:
+        contents["leaderboard.csv"] = render.csv(tables)
+        contents["leaderboard.tex"] = render.latex(tables)
+    if values:
+        contents["lm_eval.csv"] = lm_eval_results.csv(values)
+    for name, content in contents.items():
+        write_atomic(out / name, content)
+    return [out / name for name in contents]
 
 
 def print_report(folder: Path) -> None:
@@ -29,5 +36,19 @@ def print_report(folder: Path) -> None:
     Raises:
         UserError: if ``folder`` holds no results or a damaged file.
     """
-    tables = leaderboards(Store(folder))
-    print(render.terminal(tables) if sys.stdout.isatty() else render.markdown(tables))
+    tables, values = _results(folder)
+    if sys.stdout.isatty():
+        print(render.terminal(tables) + "\n" + lm_eval_results.terminal(values))
+    else:
+        print(_markdown(tables, values))
+
+
+def _results(folder: Path) -> tuple[list[Table], list[Value]]:
+    """Leaderboards and numbers of lm-eval's; a folder may hold either alone."""
+    values = lm_eval_values(folder)
+    lm_eval_alone = bool(values) and not (folder / "cells").is_dir()
+    return ([] if lm_eval_alone else leaderboards(Store(folder))), values
+
+
+def _markdown(tables: list[Table], values: list[Value]) -> str:
+    return "\n".join(part for part in (render.markdown(tables), lm_eval_results.markdown(values)) if part)

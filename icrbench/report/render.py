@@ -74,7 +74,7 @@ def markdown(tables: Sequence[Table]) -> str:
     for table in tables:
         parts.append(f"## {table.group.title}")
         for grid in grids(table):
-            parts += [f"### {grid.title}", _markdown_grid(grid)]
+            parts += [f"### {grid.title}", markdown_grid(grid)]
         parts.append("\n".join(f"- {_escape_markdown(note)}" for note in notes(table)))
         origin = [f"- {name}: {_escape_markdown(value)}" for name, value in provenance(table)]
         parts += ["### Provenance", "\n".join(origin)]
@@ -132,8 +132,7 @@ def terminal(tables: Sequence[Table]) -> str:
     parts = []
     for table in tables:
         averages, by_task, _ = grids(table)
-        parts += [_BOLD.format(table.group.title), _plain(averages, _TERMINAL, "simple")]
-        parts += [_plain(_transposed(by_task), _TERMINAL, "simple")]
+        parts += [terminal_title(table.group.title), terminal_grid(averages), terminal_grid(_transposed(by_task))]
         parts.append("\n".join(textwrap.fill(note, 110, subsequent_indent="  ") for note in notes(table)))
     return "\n\n".join(parts) + "\n"
 
@@ -198,7 +197,18 @@ def _plain(grid: Grid, marks: Sequence[str], style: str) -> str:
     return frame.to_markdown(index=False, disable_numparse=True, colalign=aligned, tablefmt=style)
 
 
-def _markdown_grid(grid: Grid) -> str:
+def terminal_title(text: str) -> str:
+    """A heading with the marks of a terminal."""
+    return _BOLD.format(text)
+
+
+def terminal_grid(grid: Grid) -> str:
+    """One grid with the marks of a terminal."""
+    return _plain(grid, _TERMINAL, "simple")
+
+
+def markdown_grid(grid: Grid) -> str:
+    """One grid as a table of GitHub Markdown."""
     named = tuple((Entry(f"`{row[0].text}`".replace("|", r"\|")), *row[1:]) for row in grid.rows)
     return _plain(replace(grid, rows=named), ("{}", "**{}**", "<u>{}</u>"), "pipe")
 

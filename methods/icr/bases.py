@@ -48,7 +48,7 @@ class Extraction:
         queries_per_set: queries that share one draw of demonstrations, whose keys and values are computed once.
         pooling: the last token, the mean of the last 4 or 8, or all tokens weighted by attention rollout.
         position: vectors before or after rotary embedding.
-        encoder: sentence encoder for ``sampling="similar"``.
+        encoder: sentence encoder for ``sampling="similar"``; else None.
     """
 
     prompts: int
@@ -57,7 +57,7 @@ class Extraction:
     queries_per_set: int
     pooling: Pooling
     position: Position
-    encoder: str
+    encoder: str | None
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,7 @@ def _sets(
 def _similar_sets(
     pool: Pool, queries: Sequence[Example], how: Extraction
 ) -> Iterator[tuple[Sequence[Example], list[str]]]:
+    assert how.encoder is not None, "similar to what"
     encode = sentence_encoder(how.encoder)
     vectors = normalize(encode([pool.task.prompt(example) for example in pool.train]), dim=1)
     count = how.per_class * pool.task.max_options

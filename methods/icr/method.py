@@ -195,10 +195,11 @@ class ICR(Method):
         """The domains to learn from, in a fixed order."""
         if self.domains == "all":
             return [pool for _, pool in sorted(pools.items())]
-        for name in self.domains.split("+"):
+        names = sorted(set(self.domains.split("+")))
+        for name in names:
             if name not in pools:
                 raise unknown("in-domain task in icr.domains", name, pools)
-        return [pools[name] for name in sorted(self.domains.split("+"))]
+        return [pools[name] for name in names]
 
     def _directions(self, backbone: Backbone, pools: list[Pool], rng: Randomness, workspace: Path) -> Directions:
         layers = target_layers(self.target, backbone.dims.layers)
@@ -216,17 +217,19 @@ class ICR(Method):
         else:
             bases = [self._bases(backbone, pool, rng, workspace) for pool in pools]
             found = {
-                kind: [
-                    principal_directions(
-                        torch.cat([base.vectors(kind, layer) for base in bases]),
-                        self.rank,
-                        center=self.center,
-                    )
-                    for layer in layers
-                ]
+                kind: [self._principal(torch.cat([base.vectors(kind, layer) for base in bases])) for layer in layers]
                 for kind in ("queries", "keys")
             }
         return Directions(layers, torch.stack(found["queries"]), torch.stack(found["keys"]), self.position)
+
+    def _principal(self, vectors: Tensor) -> Tensor:
+        spanned = len(vectors) - self.center  # a cloud of n points spans n - 1 directions around its mean
+        if self.rank > spanned:
+            raise UserError(
+                f"icr.rank={self.rank} is more than {len(vectors)} in-context prompts can span: raise"
+                " icr.prompts_per_domain or lower the rank."
+            )
+        return principal_directions(vectors, self.rank, center=self.center)
 
     def _bases(self, backbone: Backbone, pool: Pool, rng: Randomness, workspace: Path) -> Bases:
         how = Extraction(
@@ -236,7 +239,8 @@ class ICR(Method):
             queries_per_set=self.queries_per_set,
             pooling=self.pooling,
             position=self.position,
-            encoder=self.encoder,
+            # Otherwise the bases do not depend on it, and another encoder finds them on disk.
+            encoder=self.encoder if self.sampling == "similar" else None,
         )
         return icl_bases(backbone, pool, how, rng, workspace)
 

@@ -17,6 +17,8 @@ def rollout_weights(backbone: Backbone, batch: Batch) -> Tensor:
     dims = backbone.dims
     mixing: list[Tensor] = []
     width = batch.input_ids.shape[1]
+    # Mistral has one window for all layers, which its attention modules do not know of.
+    everywhere = getattr(backbone.model.config.get_text_config(), "sliding_window", None)
     step = torch.arange(width, device=batch.input_ids.device)
     distance = step[:, None] - step[None]
     real = batch.attention_mask[:, -width:].bool()
@@ -25,7 +27,7 @@ def rollout_weights(backbone: Backbone, batch: Batch) -> Tensor:
         q = queries.unflatten(2, (dims.heads, dims.head_dim)).transpose(1, 2).float()
         k = keys.unflatten(2, (dims.kv_heads, dims.head_dim)).transpose(1, 2).float()
         k = k.repeat_interleave(dims.heads // dims.kv_heads, dim=1)
-        window = getattr(backbone.attention(layer), "sliding_window", None) or width
+        window = getattr(backbone.attention(layer), "sliding_window", everywhere) or width
         allowed = (distance >= 0) & (distance < window)
         allowed = allowed[None, None] & real[:, None, None]
         logits = backbone.attention_scale(layer) * q @ k.transpose(2, 3)

@@ -67,7 +67,6 @@ class TrunkStore:
         self._folder = workspace / "trunks" / digest.hexdigest()[:16]
         self._order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i].prompt.tokens), i))
         self._place = {row: divmod(rank, PIECE) for rank, row in enumerate(self._order)}
-        self._entropy: dict[int, Tensor] = {}
 
     def lengths(self) -> list[int]:
         """Tokens of each prompt."""

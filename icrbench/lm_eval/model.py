@@ -1,0 +1,344 @@
+"""A method on a backbone, as a model of lm-evaluation-harness."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import psutil
+import torch
+from lm_eval.models.huggingface import HFLM
+from torch import Tensor
+from tqdm import tqdm
+
+from icrbench.backbone import Backbone, Batch
+from icrbench.backbone.load import load_backbone
+from icrbench.cache import cache_folder
+from icrbench.environment import code_identity, environment
+from icrbench.errors import UserError, unknown
+from icrbench.lm_eval.loglikelihood import Answer, Row, answers
+from icrbench.lm_eval.requests import query, refuse_second_demonstrations
+from icrbench.method import Artefact, FitData, Fitted, Scope, make_method
+from icrbench.randomness import Randomness
+from icrbench.task import DEMONSTRATION_SEPARATOR
+
+# Arguments of lm-eval's own model that keep their meaning here.
+OPTIONS = (
+    "add_bos_token",
+    "chat_template_args",
+    "enable_thinking",
+    "max_length",
+    "mixed_precision_dtype",
+    "prefix_token_id",
+    "think_end_token",
+    "truncation",
+)
+
+
+class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
+    """Every forward pass of every request type goes through the method.
+
+    With ``zero_shot`` all values are those of lm-eval's ``hf`` model. Per-query methods are conditioned on the
+    request's context, never on the continuation that is scored; a request without a context (rolling log-likelihood,
+    or an empty one) has the empty text as its context. Demonstrations of few-shot methods stand before the context.
+
+    Attributes:
+        backbone: the model.
+        artefact: the method and its fit.
+    """
+
+    _prepared: ClassVar[Any] = None
+
+    def __init__(
+        self,
+        pretrained: str | Backbone,
+        method: str | Artefact | None = None,
+        artifact: str | Path | None = None,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        device_map: str | None = None,
+        batch_size: int | str = 1,
+        max_batch_size: int = 64,
+        **options: Any,
+    ) -> None:
+        """Load what is given by name.
+
+        Args:
+            pretrained: a backbone, or what `load_backbone` takes.
+            method: name of a method, or a fitted one; not needed beside ``artifact``.
+            artifact: folder a run wrote: ``OUT/fitted/METHOD-KEY``. Methods without a fit need none.
+            device: as `load_backbone` takes it, like the next two; for a model given by name.
+            dtype: number type of the weights.
+            device_map: to spread a model over devices.
+            batch_size: rows a forward pass, or ``auto``.
+            max_batch_size: most rows that ``auto`` takes.
+            options: of lm-eval's ``hf`` model: those in ``OPTIONS``.
+
+        Raises:
+            UserError: if model, method and artefact do not go together, or an option is not known.
+        """
+        for name in options:
+            if name not in OPTIONS:
+                raise unknown("model argument", name, [*OPTIONS, "device", "dtype", "device_map"])
+        if not isinstance(pretrained, Backbone):
+            if (device or "").startswith("cuda") and not torch.cuda.is_available():
+                device = None  # lm-eval's command line asks for the first GPU, whether there is one or not
+            pretrained = load_backbone(pretrained, device=device, dtype=dtype, device_map=device_map)
+        self.backbone = pretrained
+        self.artefact = method if isinstance(method, Artefact) else _artefact(self.backbone, method, artifact)
+        self._asked: dict[str, str] = {}  # whole context, demonstrations included -> the context lm-eval asked about
+        self._generating: tuple[str, ...] = ()  # contexts of the batch to be generated next
+        self._longest = 0  # tokens of the longest sequence to be generated, where the batch size is ours to choose
+        super().__init__(
+            self.backbone.model,
+            backend="causal",
+            tokenizer=self.backbone.tokenizer,
+            batch_size=batch_size,
+            max_batch_size=max_batch_size,
+            **options,
+        )
+        self.revision = self.backbone.revision.revision
+
+    @classmethod
+    @contextmanager
+    def prepared(cls, lm: Self) -> Iterator[None]:
+        """Within the context, whatever lm-eval makes of our name is this model, so that nothing is loaded twice."""
+        cls._prepared = lm
+        try:
+            yield
+        finally:
+            cls._prepared = None
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Self:
+        """How lm-eval makes a model from its command line."""
+        if cls._prepared is None:
+            made: Self = super().create_from_arg_obj(arg_dict, additional_config)
+            return made
+        prepared: Self = cls._prepared
+        return prepared
+
+    @property
+    def fitted(self) -> Fitted:
+        """The fitted method."""
+        return self.artefact.fitted
+
+    @property
+    def name(self) -> str:
+        """The method's name and the hash of all that can change a response."""
+        return f"{self.artefact.method.name}-{self.identity_hash}"
+
+    @property
+    def identity_hash(self) -> str:
+        """Hash of model, method, fit, code and settings, first 16 hex digits."""
+        settings = {name: getattr(self, name) for name in ("max_length", "add_bos_token", "truncation")}
+        content = {
+            "artefact": self.artefact.sha256,
+            "model": self.backbone.identity(),
+            "code": code_identity(type(self.artefact.method)),
+            "lm_eval": metadata.version("lm-eval"),
+            "settings": {**settings, "prefix_token_id": self.prefix_token_id},
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def shows_demonstrations(self) -> bool:
+        """Whether the method puts demonstrations before a query."""
+        return type(self.fitted).prefix is not Fitted.prefix
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval adds to ``config`` in its results: model, method, hyperparameters, artefact and versions."""
+        return {
+            "model_num_parameters": self.backbone.model.num_parameters(),
+            "model_dtype": self.backbone.identity()["dtype"],
+            "model_revision": self.backbone.revision.revision,
+            "model_sha": self.backbone.revision.revision,
+            "icrbench": {
+                "method": self.artefact.method.name,
+                "hyperparameters": self.artefact.method.hyperparameters(),
+                "artefact": self.artefact.sha256,
+                "cached_parameters": self.fitted.cached_parameters,
+                "identity": self.identity_hash,
+                "model": self.backbone.identity(),
+                "code": code_identity(type(self.artefact.method)),
+                "environment": environment(),
+            },
+        }
+
+    def set_cache_hook(self, cache_hook: Any) -> None:
+        """Take lm-eval's response cache, unless it could mix up methods.
+
+        lm-eval finds cached responses by the request alone, so a file must belong to one model and method.
+
+        Raises:
+            UserError: if the file's name does not hold the identity of this model and method.
+        """
+        path = getattr(cache_hook.dbdict, "filename", None)
+        if path is not None and self.identity_hash not in Path(path).name:
+            raise UserError(
+                f"lm-eval's response cache {path} does not know the method: give use_cache a name that holds"
+                f" '{self.identity_hash}' (of this model, method and fit), as `icrbench lm-eval` does by itself."
+            )
+        super().set_cache_hook(cache_hook)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """As the ``hf`` model; refused for methods with demonstrations, which have no place inside a turn."""
+        if self.shows_demonstrations:
+            raise UserError(
+                f"{self.artefact.method.name} puts plain demonstrations before the query, which a chat template leaves"
+                " no place for: run it without --apply_chat_template."
+            )
+        templated: str = super().apply_chat_template(chat_history, add_generation_prompt)
+        return templated
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Log-probability of each continuation after its context, and whether it is the greedy one."""
+        found: list[tuple[float, bool]] = super().loglikelihood(self._with_demonstrations(requests), disable_tqdm)
+        return found
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """What the model writes after each context, up to a stop string."""
+        requests = self._with_demonstrations(requests)
+        if self.batch_size == "auto":
+            self._longest = max(
+                len(self.tok_encode(context)) + int(options.get("max_gen_toks", self.max_gen_toks))
+                for context, options in (request.args for request in requests)
+            )
+        texts: list[str] = super().generate_until(requests, disable_tqdm)
+        return texts
+
+    def _with_demonstrations(self, requests: list[Any]) -> list[Any]:
+        """The requests with the method's demonstrations before their contexts."""
+        if not self.shows_demonstrations:
+            return requests
+        refuse_second_demonstrations(self.artefact.method.name)
+        whole = []
+        for request in requests:
+            text, *rest = request.args
+            # A demonstration that is the query itself would give its answer away.
+            shown = [shot for shot in self.fitted.prefix(*query(text)) if not shot.startswith(text.rstrip())]
+            context = DEMONSTRATION_SEPARATOR.join([*shown, text])
+            self._asked[context] = text
+            whole.append(replace(request, arguments=(context, *rest)))
+        return whole
+
+    def _query(self, context: str) -> str:
+        """The part of a context that lm-eval asked about."""
+        return self._asked.get(context, context)
+
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[tuple[tuple[str, str] | None, list[int], list[int]]],
+        disable_tqdm: bool = False,
+        override_bs: int | None = None,
+    ) -> list[tuple[float, bool]]:
+        """Scores tokenised requests; those of rolling log-likelihood have no texts."""
+        asked: dict[Row, list[int]] = {}
+        for number, (texts, context, continuation) in enumerate(requests):
+            assert 0 < len(continuation) <= self.max_length, "lm-eval asks for a continuation that fits the model"
+            row = Row.of("" if texts is None else self._query(texts[0]), context, continuation, self.max_length)
+            asked.setdefault(row, []).append(number)
+        found: dict[int, Answer] = {}
+        wanted = {row: [tuple(requests[number][2]) for number in numbers] for row, numbers in asked.items()}
+
+        def batches(rows: list[Row], shared: int) -> Iterator[list[Row]]:
+            while rows:
+                size = override_bs or self.batch_size
+                if self.batch_size == "auto":
+                    size = min(override_bs or self.max_batch_size, self._rows_that_fit(len(rows[0].tokens) - shared))
+                yield rows[:size]
+                rows = rows[size:]
+
+        with (
+            torch.no_grad(),
+            self._autocast(),
+            tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests") as progress,
+        ):
+            for row, own in answers(self.backbone, self.fitted, wanted, batches):
+                for number, answer in zip(asked[row], own, strict=True):
+                    found[number] = answer
+                    texts = requests[number][0]
+                    if texts is not None:
+                        key = (self._query(texts[0]), texts[1])
+                        self.cache_hook.add_partial("loglikelihood", key, (answer.log_probability, answer.greedy))
+                progress.update(len(own))
+        return [(found[number].log_probability, found[number].greedy) for number in range(len(requests))]
+
+    def tok_batch_encode(self, strings: Sequence[str], *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """As the ``hf`` model; called by `generate_until` alone, whose next step needs the texts too."""
+        self._generating = tuple(map(self._query, strings))
+        encoded: tuple[Tensor, Tensor] = super().tok_batch_encode(strings, *args, **kwargs)
+        return encoded
+
+    def _model_generate(
+        self, context: Tensor, max_length: int, stop: list[str], *, attention_mask: Tensor, **options: Any
+    ) -> Tensor:
+        """Generate after left-padded contexts; the method stays applied while tokens are decoded."""
+        batch = _generation_batch(context, attention_mask, self._generating, int(options.get("num_beams") or 1))
+        with self.fitted.applied(self.backbone, batch):
+            tokens: Tensor = super()._model_generate(
+                context, max_length, stop, attention_mask=attention_mask, **options
+            )
+        return tokens
+
+    def _model_call(self, *_: Any, **__: Any) -> Tensor:
+        """Never used: the method needs to know where contexts end, which this call of lm-eval does not say."""
+        raise NotImplementedError("ICRBenchLM scores requests in _loglikelihood_tokens")
+
+    def _detect_batch_size(self, requests: Any = None, pos: int = 0) -> int:
+        """Rows for batch size ``auto``, from the free memory: lm-eval tries batches of the model's full length."""
+        size = min(self.max_batch_size, self._rows_that_fit(self._longest)) if self._longest else self.max_batch_size
+        self.batch_sizes = {0: size}
+        return int(size)
+
+    def _rows_that_fit(self, length: int) -> int:
+        """Rows of ``length`` tokens for which memory is free, at least one."""
+        dims, device = self.backbone.dims, self.backbone.device
+        config: Any = self.backbone.model.config.get_text_config()
+        inner = getattr(config, "intermediate_size", None) or 4 * dims.hidden
+        # Keys and values of all blocks, and the widest activations of one.
+        per_token = 2 * dims.layers * dims.kv_heads * dims.head_dim + 8 * max(inner, dims.hidden)
+        on_gpu = device.type == "cuda"
+        free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
+        return max(1, int(free // 4 // (per_token * self.backbone.dtype.itemsize * max(1, length))))
+
+    def _autocast(self) -> torch.autocast:
+        """What ``mixed_precision_dtype`` asks for."""
+        dtype = self.mixed_precision_dtype
+        return torch.autocast(device_type=self.device.type, dtype=dtype, enabled=dtype is not None)
+
+
+def _artefact(backbone: Backbone, name: str | None, folder: str | Path | None) -> Artefact:
+    """The method a user names, with its fit."""
+    if folder is not None:
+        artefact = Artefact.load(Path(folder), backbone)
+        if name not in (None, artefact.method.name):
+            raise UserError(f"{folder} holds a fit of {artefact.method.name}, not of {name}: name that method.")
+        return artefact
+    if name is None:
+        raise UserError("no method asked for: name one with --method, or a fit with --artifact.")
+    method = make_method(name, {})
+    if method.scope is not Scope.NONE:
+        raise UserError(
+            f"method {name} needs a fit: run it once with `icrbench run --out OUT`, then give --artifact"
+            f" OUT/fitted/{name}-KEY."
+        )
+    data = FitData(pools={}, target=None, workspace=cache_folder())
+    return Artefact(method, method.fit(backbone, data, Randomness(0)), backbone.identity())
+
+
+def _generation_batch(ids: Tensor, mask: Tensor, texts: tuple[str, ...], beams: int) -> Batch:
+    """The contexts as a batch; with beams, every row as often as generation repeats it."""
+    ids, mask = (tensor.repeat_interleave(beams, 0) for tensor in (ids, mask))
+    return Batch(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+        last=torch.full((ids.shape[0],), ids.shape[1] - 1, device=ids.device),
+        texts=tuple(text for text in texts for _ in range(beams)),
+    )

@@ -1,0 +1,175 @@
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from icr_setup import training_prompts
+from icrbench.backbone import Backbone, Revision, make_batch
+from icrbench.backbone.trunk import continue_from, trunk_states
+from icrbench.errors import UserError
+from icrbench.methods.icr import trunkstore
+from icrbench.methods.icr.trunkstore import TrainingPrompt, TrunkStore
+from icrbench.prompting import Prompt
+from slow_attention import Reference
+from tiny import FAMILIES, tiny_backbone, tiny_model, tokenizer
+
+
+class Killed(Exception):
+    """Stands for whatever ends a run."""
+
+
+def filled(backbone: Backbone, prompts: list[TrainingPrompt], folder: Path, layer: int = 4) -> TrunkStore:
+    store = TrunkStore(backbone, layer, prompts, folder)
+    store.fill()
+    return store
+
+
+def assert_same(first: TrunkStore, second: TrunkStore, count: int) -> None:
+    one, two = first.load(range(count)), second.load(range(count))
+    assert torch.equal(one.states, two.states)
+    assert torch.equal(one.entropy, two.entropy)
+    assert torch.equal(one.answers, two.answers)
+
+
+@pytest.mark.parametrize("layer", [0, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stored_states_continue_to_the_model_s_logits(family: str, layer: int, tmp_path: Path) -> None:
+    backbone = tiny_backbone(family)
+    prompts = training_prompts(backbone, "trec", 7)
+    store = filled(backbone, prompts, tmp_path, layer)
+    rows = [5, 0, 3]
+    data = store.load(rows)
+    assert data.batch.texts == tuple(prompts[row].prompt.text for row in rows)
+    assert data.answers.tolist() == [prompts[row].answer for row in rows]
+    with torch.inference_mode():
+        logits = backbone.logits(data.batch.at_last(continue_from(backbone, layer, data.states, data.batch)))
+    reference = Reference(family)
+    for place, row in enumerate(rows):
+        expected = reference.one(prompts[row].prompt.tokens)[-1]
+        assert (logits[place] - expected).abs().max() < 5e-3 * expected.abs().max()
+        log_p = expected.log_softmax(0)
+        assert float(data.entropy[place]) == pytest.approx(float(-(log_p.exp() * log_p).sum()), rel=1e-4)
+
+
+def test_states_are_exact_to_half_precision_and_padding_is_zero(tmp_path: Path) -> None:
+    backbone = tiny_backbone("llama")
+    prompts = training_prompts(backbone, "sst2", 4)
+    store = filled(backbone, prompts, tmp_path)
+    data = store.load([2, 1])
+    with torch.inference_mode():
+        truth = trunk_states(backbone, 4, data.batch)
+    real = data.batch.attention_mask.bool()
+    assert not data.states[~real].any()
+    assert (data.states - truth)[real].abs().max() <= 1e-3 * truth.abs().max()
+    assert ((data.states - truth).abs() <= 2**-10 * truth.abs() + 1e-5)[real].all()
+    assert store.lengths() == [len(item.prompt.tokens) for item in prompts]
+
+
+def test_huge_entries_do_not_overflow(tmp_path: Path) -> None:
+    """A few entries of a million, as some models have in their first token, beside ordinary ones."""
+    model = copy.deepcopy(tiny_model("llama"))
+    embeddings: Any = model.get_input_embeddings()
+    with torch.no_grad():
+        embeddings.weight[65, 3] = 1e6
+        embeddings.weight[66, 3:5] = torch.tensor([-1e6, 2e6])
+    backbone = Backbone(model, tokenizer(), Revision("huge", "huge", "0"))
+    tokens = (70, 65, 71, 66, *range(72, 90))
+    prompts = [TrainingPrompt(Prompt(tokens, "", (1, 2), False, 0), 1)]
+    data = filled(backbone, prompts, tmp_path).load([0])
+    with torch.inference_mode():
+        truth = trunk_states(backbone, 4, data.batch)
+        full = backbone.logits(backbone.hidden_states(data.batch))
+        logits = backbone.logits(continue_from(backbone, 4, data.states, data.batch))
+    assert truth.abs().max() > 9e5
+    assert torch.isfinite(data.states).all()
+    largest = truth.abs().amax(2, keepdim=True)
+    error = (data.states - truth).abs()
+    assert (error <= 2**-10 * truth.abs() + 2**-38 * largest).all()
+    small = truth.abs() < 10
+    assert error[small].max() < 0.02  # ordinary entries beside a million survive too
+    assert (logits - full).abs().max() < 1e-2 * full.abs().max()
+
+
+def test_a_prompt_is_found_whatever_piece_it_lies_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = tiny_backbone("llama")
+    prompts = training_prompts(backbone, "sst2", 11) + training_prompts(backbone, "trec", 6)
+    whole = filled(backbone, prompts, tmp_path / "whole")
+    monkeypatch.setattr(trunkstore, "PIECE", 4)
+    monkeypatch.setattr(trunkstore, "BATCH_TOKENS", 300)
+    pieces = filled(backbone, prompts, tmp_path / "pieces")
+    assert len(list((tmp_path / "pieces").rglob("*.safetensors"))) == 5
+    one, two = whole.load(range(17)), pieces.load(range(17))
+    torch.testing.assert_close(one.states, two.states, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(one.entropy, two.entropy, atol=1e-5, rtol=1e-5)
+    for row, item in enumerate(prompts):
+        batch = make_batch([item.prompt.tokens], [""])
+        with torch.inference_mode():
+            own = trunk_states(backbone, 4, batch)[0]
+        torch.testing.assert_close(two.states[row, : own.shape[0]], own, atol=2e-3, rtol=2e-3)
+
+
+def test_an_interrupted_fill_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = tiny_backbone("llama")
+    prompts = training_prompts(backbone, "sst2", 14)
+    monkeypatch.setattr(trunkstore, "PIECE", 4)
+    expected = filled(backbone, prompts, tmp_path / "whole")
+    runs = {"left": 2}
+    run = Backbone.hidden_states
+
+    def counted(self: Backbone, *args: Any, **kwargs: Any) -> Any:
+        if runs["left"] == 0:
+            raise Killed
+        runs["left"] -= 1
+        return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(Backbone, "hidden_states", counted)
+    store = TrunkStore(backbone, 4, prompts, tmp_path / "cut")
+    with pytest.raises(Killed):
+        store.fill()
+    done = sorted((tmp_path / "cut").rglob("*.*"))
+    assert [path.name for path in done] == ["00000.safetensors", "00001.safetensors"]
+    runs["left"] = 2  # two of four pieces are there: two runs must be enough
+    again = TrunkStore(backbone, 4, prompts, tmp_path / "cut")
+    again.fill()
+    assert_same(again, expected, 14)
+    done[0].unlink()
+    runs["left"] = 1
+    again.fill()
+    assert_same(again, expected, 14)
+    again.fill()  # nothing is missing: the model is not run
+
+
+def test_a_write_that_is_cut_short_leaves_no_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = tiny_backbone("llama")
+    prompts = training_prompts(backbone, "sst2", 6)
+    monkeypatch.setattr(trunkstore, "PIECE", 4)
+    write = Path.write_bytes
+
+    def cut(self: Path, data: Any) -> int:
+        write(self, bytes(data)[: len(data) // 2])
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", cut)
+        with pytest.raises(UserError, match="disk full"):
+            TrunkStore(backbone, 4, prompts, tmp_path).fill()
+    assert not list(tmp_path.rglob("*.safetensors"))
+    assert_same(filled(backbone, prompts, tmp_path), filled(backbone, prompts, tmp_path / "whole"), 6)
+
+
+def test_stores_of_other_prompts_layers_or_models_are_apart(tmp_path: Path) -> None:
+    backbone, other = tiny_backbone("llama"), tiny_backbone("qwen2")
+    prompts = training_prompts(backbone, "sst2", 3)
+    changed = [*prompts[:2], TrainingPrompt(prompts[2].prompt, prompts[2].answer + 1)]
+    for model, layer, items in [
+        (backbone, 4, prompts),
+        (backbone, 3, prompts),
+        (other, 4, prompts),
+        (backbone, 4, prompts[::-1]),
+        (backbone, 4, prompts[:2]),
+        (backbone, 4, changed),
+    ]:
+        filled(model, items, tmp_path, layer)
+    assert len(list((tmp_path / "trunks").iterdir())) == 6

@@ -1,0 +1,79 @@
+"""The cost of a run before it is started."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from cli_setup import model_folder
+from icrbench import estimate as module
+from icrbench.data import Demo
+from icrbench.errors import UserError
+from icrbench.estimate import estimate
+from icrbench.grid import parse_methods
+from icrbench.presets import preset
+from icrbench.protocol import Datasets, Rules
+from icrbench.runner import Cell, cells
+from icrbench.task import load_tasks
+from tiny import tiny_model
+
+TASKS = load_tasks()
+
+
+def grid(methods: str, tasks: str, seeds: Sequence[int] = (0,), limit: int | None = 5) -> tuple[list[Cell], Datasets]:
+    found = parse_methods(methods, [], preset("demo"))
+    chosen = [TASKS[name] for name in tasks.split()]
+    domains = [task for task in TASKS.values() if task.role == "id"]
+    datasets = Datasets(chosen, domains, Demo(), Rules("paper", False, limit), Path("unused"))
+    return cells(found, tasks.split(), seeds), datasets
+
+
+def tokens(*arguments: object, **more: object) -> float:
+    return estimate(*grid(*arguments, **more), "no/model").tokens  # type: ignore[arg-type]
+
+
+def test_zero_shot_costs_its_prompts() -> None:
+    _, datasets = grid("zero_shot", "sst2")
+    letters = sum(len(TASKS["sst2"].prompt(row)) for row in datasets.test("sst2"))
+    assert tokens("zero_shot", "sst2") == letters / module.LETTERS_PER_TOKEN
+    assert tokens("zero_shot", "sst2", (0, 1, 2)) == tokens("zero_shot", "sst2")
+    assert tokens("zero_shot", "sst2 cb") == tokens("zero_shot", "sst2") + tokens("zero_shot", "cb")
+
+
+def test_a_fit_that_cells_share_counts_once() -> None:
+    one, two, both = (tokens("icr", names) - tokens("zero_shot", names) for names in ("mr", "cb", "mr cb"))
+    assert both == pytest.approx(one) == pytest.approx(two)
+    assert one > 0
+    seeds = tokens("icr", "mr", (0, 1)) - 2 * tokens("zero_shot", "mr")
+    assert seeds == pytest.approx(2 * one)
+
+
+def test_a_fit_of_each_task_counts_for_each() -> None:
+    fits = [tokens("few_shot", names) - tokens("zero_shot", names) for names in ("sst2", "cb", "sst2 cb")]
+    assert fits[2] == pytest.approx(fits[0] + fits[1])
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
+def test_time_follows_the_weights_of_the_blocks(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_flops", lambda: 1e9)
+    found = estimate(*grid("zero_shot", "sst2"), str(model_folder(family)))
+    model = tiny_model(family)
+    blocks = sum(p.numel() for name, p in model.named_parameters() if ".layers." in name or ".h." in name)
+    assert found.seconds == pytest.approx(2 * blocks * found.tokens / 0.5e9, rel=0.4)
+
+
+@pytest.mark.parametrize("model", ["no/model", "no/model@main", "llama-70b"])
+def test_a_model_that_is_not_here_has_no_time(model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert estimate(*grid("zero_shot", "sst2"), model).seconds is None
+
+
+def test_an_unsupported_family_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba", "hidden_size": 8}))
+    with pytest.raises(UserError, match="'mamba' is not supported"):
+        estimate(*grid("zero_shot", "sst2"), str(tmp_path))
+
+
+def test_the_machines_speed_is_measured() -> None:
+    assert module._flops() > 1e6

@@ -1,0 +1,98 @@
+"""From the text of --methods and --set to methods and their labels."""
+
+from typing import Any
+
+import pytest
+
+from icrbench.errors import UserError
+from icrbench.grid import parse_methods
+from icrbench.method import methods
+from icrbench.presets import Preset, preset
+
+NONE = Preset("none", None, (0,), {})
+
+
+def parsed(text: str, *settings: str, sizes: Preset = NONE) -> dict[str, dict[str, Any]]:
+    return {item.label: item.method.hyperparameters() for item in parse_methods(text, settings, sizes)}
+
+
+def test_defaults_and_order() -> None:
+    found = parsed("zero_shot,icr")
+    assert list(found) == ["zero_shot", "icr"]
+    assert found["icr"]["rank"] == 8
+
+
+def test_all_is_every_method() -> None:
+    assert list(parsed("all")) == list(methods())
+    assert {"zero_shot", "few_shot", "icr"} <= set(methods())
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("icr:rank=4", []),
+        ("icr", ["icr.rank=4"]),
+        (" icr : rank = 4 ", []),
+        ("icr", ["icr.rank = 4"]),
+        ("icr", ["icr.rank=2", "icr.rank=4"]),
+        ("icr:rank=4", ["icr.rank=2"]),  # what is nearest to the name wins
+    ],
+)
+def test_ways_to_set_a_hyperparameter(text: str, settings: list[str]) -> None:
+    assert {label: values["rank"] for label, values in parsed(text, *settings).items()} == {"icr:rank=4": 4}
+
+
+@pytest.mark.parametrize("text", ["icr,icr:rank=4,icr:rank=2", "icr:rank=2,icr:rank=4,icr"])
+def test_settings_go_to_every_variant_of_a_method(text: str) -> None:
+    found = parsed(text, "icr.epochs=7")
+    assert {label: (values["rank"], values["epochs"]) for label, values in found.items()} == {
+        "icr:epochs=7": (8, 7),
+        "icr:epochs=7:rank=4": (4, 7),
+        "icr:epochs=7:rank=2": (2, 7),
+    }
+
+
+def test_types_follow_the_declaration() -> None:
+    values = parsed("icr:center=False:clip=2:basis=random:rank=4.0:learning_rate=1e-3:encoder=17")
+    (icr,) = values.values()
+    assert (icr["center"], icr["clip"], icr["basis"], icr["rank"]) == (False, 2.0, "random", 4)
+    assert (icr["learning_rate"], icr["encoder"]) == (0.001, "17")
+
+
+def test_presets_come_before_what_is_asked_for() -> None:
+    cpu = preset("cpu")
+    (plain,) = parsed("icr", sizes=cpu).items()
+    assert plain[0] == "icr"
+    assert plain[1]["batch_size"] == cpu.methods["icr"]["batch_size"] != parsed("icr")["icr"]["batch_size"]
+    assert parsed("icr:batch_size=3", sizes=cpu)["icr:batch_size=3"] == {**plain[1], "batch_size": 3}
+
+
+@pytest.mark.parametrize("name", ["paper", "cpu", "demo"])
+def test_every_preset_can_be_run(name: str) -> None:
+    sizes = preset(name)
+    assert sizes.seeds
+    assert set(sizes.methods) <= set(methods())
+    assert parse_methods("all", [], sizes)
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "message"),
+    [
+        ("", [], "no method asked for"),
+        ("icrr", [], "unknown method 'icrr': did you mean icr"),
+        ("icr:", [], "cannot read ''"),
+        ("icr:rank=", [], "cannot read 'rank='"),
+        ("icr:=4", [], "cannot read '=4'"),
+        ("icr:rank=4=5", [], "whole number, not '4=5'"),
+        ("icr:rank=1e400", [], "whole number"),
+        ("icr", ["icr"], "cannot read 'icr'"),
+        ("icr", [".rank=4"], "write method.hyperparameter=value"),
+        ("icr", ["icr.=4"], "write method.hyperparameter=value"),
+        ("icr", ["icrr.rank=4"], "unknown method in --set 'icrr': did you mean icr"),
+        ("icr", ["few_shot.per_class=4"], "sets a method that is not run"),
+        ("icr", ["icr.rnk=4"], "unknown hyperparameter of icr 'rnk': did you mean rank"),
+    ],
+)
+def test_mistakes(text: str, settings: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+        parsed(text, *settings)

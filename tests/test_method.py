@@ -1,0 +1,333 @@
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+import torch
+
+from icrbench import method as method_module
+from icrbench.backbone import Backbone, Batch, Revision, make_batch
+from icrbench.backbone.attention import extra_channels
+from icrbench.errors import UserError
+from icrbench.method import Artefact, DamagedArtefact, FitData, Fitted, Method, Scope, make_method, methods, register
+from icrbench.randomness import Randomness
+from reference import low_rank
+from tiny import tiny_backbone, tiny_model, tokenizer
+
+
+class Steered(Fitted):
+    def intervene(self, backbone: Backbone, batch: Batch) -> AbstractContextManager[None]:
+        term = low_rank("llama", [3, 5], len(batch.texts))
+        return extra_channels(backbone, term.layers, term.channels)
+
+
+@dataclass(frozen=True)
+class Example(Method):
+    rank: int = 8
+    rate: float = 1e-4
+    center: bool = True
+    place: Literal["late", "all"] = "late"
+    layer: int | None = None
+    encoder: str = "minilm"
+
+    scope: ClassVar[Scope] = Scope.TASK
+    fitted: ClassVar[type[Fitted]] = Steered
+
+    def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> Fitted:
+        return Steered({}, {})
+
+
+@pytest.fixture(autouse=True)
+def _example(monkeypatch: pytest.MonkeyPatch) -> None:
+    methods()  # all modules are imported, so what follows is undone whole
+    monkeypatch.setattr(method_module, "_REGISTRY", dict(method_module._REGISTRY))
+    register("example")(Example)
+
+
+def test_methods_are_found_by_their_files() -> None:
+    found = methods()
+    assert list(found) == sorted(found)
+    assert {"zero_shot", "few_shot", "icr"} <= set(found)
+    for name, kind in found.items():
+        assert kind.name == name
+        assert isinstance(kind.scope, Scope)
+        assert issubclass(kind.fitted, Fitted)
+        made = make_method(name, {})
+        assert json.loads(json.dumps(made.hyperparameters())) == made.hyperparameters()
+        assert make_method(name, made.hyperparameters()) == made  # as an artefact is read back
+        assert hash(made) == hash(make_method(name, {}))
+
+
+def test_a_name_is_given_once() -> None:
+    class Other(Example):
+        pass
+
+    Other.__module__ = "icrbench.methods.other"
+    with pytest.raises(UserError, match=r"two methods are named 'example' \(.*test_method, icrbench\.methods\.other\)"):
+        register("example")(Other)
+    register("example")(Example)  # a module that is imported again
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("rank", "12", 12),
+        ("rank", 12.0, 12),
+        ("rank", "1e3", 1000),
+        ("rate", "3e-4", 3e-4),
+        ("rate", 1, 1.0),
+        ("center", "False", False),
+        ("center", "true", True),
+        ("center", False, False),
+        ("place", "all", "all"),
+        ("layer", "none", None),
+        ("layer", None, None),
+        ("layer", "3", 3),
+        ("encoder", "none", "none"),
+    ],
+)
+def test_values_become_what_the_field_declares(key: str, value: object, wanted: object) -> None:
+    found = getattr(make_method("example", {key: value}), key)
+    assert found == wanted
+    assert type(found) is type(wanted)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        ({"rank": "eight"}, r"example\.rank must be a whole number, not 'eight'"),
+        ({"rank": "2.5"}, r"example\.rank must be a whole number, not '2\.5'"),
+        ({"rank": "inf"}, r"example\.rank must be a whole number"),
+        ({"rank": None}, r"example\.rank must be a whole number"),
+        ({"rank": ""}, r"example\.rank must be a whole number"),
+        ({"rank": [1]}, r"example\.rank must be a whole number"),
+        ({"rate": "fast"}, r"example\.rate must be a number"),
+        ({"rate": "nan"}, r"example\.rate must be a number"),
+        ({"center": "yes"}, r"example\.center must be true or false"),
+        ({"center": 1}, r"example\.center must be true or false"),
+        ({"layer": "first"}, r"example\.layer must be a whole number"),
+        ({"place": "lat"}, r"unknown value of example\.place 'lat': did you mean late"),
+        ({"place": 3}, r"unknown value of example\.place '3': known: all, late"),
+        ({"ranc": 3}, r"unknown hyperparameter of example 'ranc': did you mean rank"),
+        ({"name": "x"}, r"unknown hyperparameter of example 'name'"),
+        ({"scope": "task"}, r"unknown hyperparameter of example 'scope'"),
+    ],
+)
+def test_wrong_values_are_one_sentence(overrides: Mapping[str, Any], problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        make_method("example", overrides)
+
+
+def test_an_unknown_method_gets_the_nearest() -> None:
+    with pytest.raises(UserError, match="unknown method 'zeroshot': did you mean zero_shot"):
+        make_method("zeroshot", {})
+
+
+# Applying
+
+
+@pytest.fixture
+def batch() -> Batch:
+    return make_batch([list(range(30)), list(range(50, 70))], ["a", "b"])
+
+
+def states(backbone: Backbone, batch: Batch) -> torch.Tensor:
+    with torch.no_grad():
+        return backbone.hidden_states(batch)
+
+
+def test_leaving_a_method_restores_the_model(batch: Batch) -> None:
+    backbone = tiny_backbone("llama")
+    before = states(backbone, batch)
+    with Steered({}, {}).applied(backbone, batch):
+        assert backbone.active == "Steered"
+        assert not torch.equal(states(backbone, batch), before)
+    assert backbone.active is None
+    assert torch.equal(states(backbone, batch), before)
+
+
+def test_an_exception_inside_restores_the_model(batch: Batch) -> None:
+    backbone = tiny_backbone("llama")
+    before = states(backbone, batch)
+
+    def fail() -> None:
+        with Steered({}, {}).applied(backbone, batch):
+            states(backbone, batch)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert backbone.active is None
+    assert torch.equal(states(backbone, batch), before)
+
+
+def test_an_exception_on_the_way_in_restores_the_model(batch: Batch) -> None:
+    class Fails(Fitted):
+        @contextmanager
+        def intervene(self, backbone: Backbone, batch: Batch) -> Iterator[None]:
+            raise ZeroDivisionError
+            yield
+
+    backbone = tiny_backbone("llama")
+    with pytest.raises(ZeroDivisionError), Fails({}, {}).applied(backbone, batch):
+        pass
+    assert backbone.active is None
+
+
+def test_methods_are_not_nested(batch: Batch) -> None:
+    backbone = tiny_backbone("llama")
+    with Steered({}, {}).applied(backbone, batch):
+        inside = states(backbone, batch)
+        with pytest.raises(RuntimeError, match="Steered is already applied"), Fitted({}, {}).applied(backbone, batch):
+            pass
+        assert backbone.active == "Steered"
+        assert torch.equal(states(backbone, batch), inside)
+    assert backbone.active is None
+
+
+def test_what_a_plain_fit_promises() -> None:
+    fitted = Fitted({}, {"a": torch.zeros(2, 3), "b": torch.zeros(4)})
+    assert fitted.cached_parameters == 10
+    assert fitted.first_layer is None
+    assert not fitted.shares_prefix
+
+
+# Storing
+
+
+def an_artefact(backbone: Backbone, **hyperparameters: Any) -> Artefact:
+    both = torch.arange(12.0).reshape(3, 4)
+    tensors = {"turned": both.T, "row": both[1], "alias": both[1], "half": torch.ones(2).bfloat16()}
+    fitted = Steered({"layers": [1, 2], "text": "ünïcode ☃"}, tensors)
+    return Artefact(make_method("example", hyperparameters), fitted, backbone.identity(), seconds=1.5)
+
+
+def test_what_is_stored_is_read(tmp_path: Path) -> None:
+    backbone = tiny_backbone("llama")
+    stored = an_artefact(backbone, rank=3, layer=None, place="all")
+    stored.save(tmp_path / "fit")
+    read = Artefact.load(tmp_path / "fit", backbone)
+    assert read.method == stored.method
+    assert type(read.fitted) is Steered
+    assert read.fitted.config == stored.fitted.config
+    assert read.model == stored.model
+    assert read.seconds == 1.5
+    assert set(read.fitted.tensors) == set(stored.fitted.tensors)
+    for name, tensor in stored.fitted.tensors.items():
+        assert read.fitted.tensors[name].dtype == tensor.dtype
+        assert torch.equal(read.fitted.tensors[name], tensor)
+    assert read.sha256 == stored.sha256
+    assert sorted(path.name for path in (tmp_path / "fit").iterdir()) == ["fitted.json", "fitted.safetensors"]
+
+
+def test_the_hash_is_of_everything() -> None:
+    backbone = tiny_backbone("llama")
+    first = an_artefact(backbone)
+    assert first.sha256 == an_artefact(backbone).sha256
+    assert len(first.sha256) == 16
+    others = [an_artefact(backbone, rank=3), an_artefact(tiny_backbone("qwen2"))]
+    changed = an_artefact(backbone)
+    changed.fitted.tensors["row"] = changed.fitted.tensors["row"] + 1
+    configured = an_artefact(backbone)
+    configured.fitted.config["layers"] = [1, 3]
+    found = {artefact.sha256 for artefact in [first, *others, changed, configured]}
+    assert len(found) == 5
+
+
+def test_an_artefact_without_tensors(tmp_path: Path) -> None:
+    backbone = tiny_backbone("llama")
+    Artefact(make_method("example", {}), Steered({}, {}), backbone.identity()).save(tmp_path)
+    assert Artefact.load(tmp_path, backbone).fitted.tensors == {}
+
+
+def edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        stored = json.loads((folder / "fitted.json").read_text("utf-8"))
+        change(stored)
+        (folder / "fitted.json").write_text(json.dumps(stored))
+
+    return damage
+
+
+def flip_a_bit(folder: Path) -> None:
+    content = bytearray((folder / "fitted.safetensors").read_bytes())
+    content[-1] ^= 1
+    (folder / "fitted.safetensors").write_bytes(content)
+
+
+def other_weights(folder: Path) -> None:
+    other = an_artefact(tiny_backbone("llama"))
+    other.fitted.tensors["row"] = torch.zeros(4)
+    other.save(folder / "other")
+    (folder / "other" / "fitted.safetensors").replace(folder / "fitted.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda folder: (folder / "fitted.json").unlink(), "No such file"),
+        (lambda folder: (folder / "fitted.safetensors").unlink(), "No such file"),
+        (lambda folder: (folder / "fitted.json").write_text('{"format": 1'), "delimiter"),
+        (lambda folder: (folder / "fitted.json").write_bytes(b"\xff\xfe"), "utf-8"),
+        (lambda folder: (folder / "fitted.json").write_text("[]"), "list indices"),
+        (lambda folder: (folder / "fitted.json").write_text(""), "Expecting value"),
+        (lambda folder: (folder / "fitted.safetensors").write_bytes(b""), "header"),
+        (lambda folder: (folder / "fitted.safetensors").write_bytes(b"x" * 100), "header"),
+        (flip_a_bit, "do not match their hash"),
+        (other_weights, "do not match their hash"),
+        (edit(lambda stored: stored.update(format=2)), "format 2, this version reads 1"),
+        (edit(lambda stored: stored.pop("weights_sha256")), "weights_sha256"),
+        (edit(lambda stored: stored.pop("method")), "method"),
+        (edit(lambda stored: stored.update(hyperparameters=None)), "NoneType"),
+        (edit(lambda stored: stored.update(model=None)), "NoneType"),
+    ],
+)
+def test_damaged_artefacts(damage: Callable[[Path], object], problem: str, tmp_path: Path) -> None:
+    backbone = tiny_backbone("llama")
+    an_artefact(backbone).save(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(DamagedArtefact, match=problem) as caught:
+        Artefact.load(tmp_path, backbone)
+    assert f"{tmp_path} does not hold a fitted method that can be read" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_artefacts_of_methods_that_are_gone(tmp_path: Path) -> None:
+    backbone = tiny_backbone("llama")
+    an_artefact(backbone).save(tmp_path)
+    edit(lambda stored: stored.update(method="exampel"))(tmp_path)
+    with pytest.raises(DamagedArtefact, match="unknown method 'exampel': did you mean example"):
+        Artefact.load(tmp_path, backbone)
+    edit(lambda stored: stored.update(method="example", hyperparameters={"old": 1}))(tmp_path)
+    with pytest.raises(DamagedArtefact, match="unknown hyperparameter of example 'old'"):
+        Artefact.load(tmp_path, backbone)
+
+
+@pytest.mark.parametrize("key", ["location", "revision"])
+def test_artefacts_of_another_model(key: str, tmp_path: Path) -> None:
+    backbone = tiny_backbone("llama")
+    an_artefact(backbone).save(tmp_path)
+    names = {"name": "tiny-llama", "location": "tiny-llama", "revision": "seed0", key: "another"}
+    other = Backbone(tiny_model("llama"), tokenizer(), Revision(**names))
+    with pytest.raises(DamagedArtefact, match=r"was fitted on tiny-llama@seed0, not on .*another.*: use the model"):
+        Artefact.load(tmp_path, other)
+
+
+def test_the_same_weights_by_another_name_or_number_type_are_fine(tmp_path: Path) -> None:
+    an_artefact(tiny_backbone("llama")).save(tmp_path)
+    renamed = Backbone(tiny_model("llama", torch.bfloat16), tokenizer(), Revision("mine", "tiny-llama", "seed0"))
+    assert Artefact.load(tmp_path, renamed).method == make_method("example", {})
+
+
+def test_saving_again_replaces(tmp_path: Path) -> None:
+    backbone = tiny_backbone("llama")
+    an_artefact(backbone, rank=3).save(tmp_path)
+    second = an_artefact(backbone, rank=4)
+    second.fitted.tensors["row"] = torch.zeros(4)
+    second.save(tmp_path)
+    read = Artefact.load(tmp_path, backbone)
+    assert read.method.hyperparameters()["rank"] == 4
+    assert not read.fitted.tensors["row"].any()
