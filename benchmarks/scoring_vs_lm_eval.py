@@ -35,7 +35,7 @@ def main() -> None:
         ]
         chosen: dict[str, list[int]] = {}
 
-        def theirs(requests=requests, examples=examples, chosen=chosen) -> None:  # noqa: ANN001
+        def theirs(requests=requests, examples=examples, chosen=chosen) -> None:
             values = [value for value, _ in harness.loglikelihood(requests, disable_tqdm=True)]
             start = 0
             chosen["lm-eval"] = []
@@ -44,7 +44,7 @@ def main() -> None:
                 chosen["lm-eval"].append(own.index(max(own)))
                 start += len(example.options)
 
-        def ours(task=task, examples=examples, chosen=chosen) -> None:  # noqa: ANN001
+        def ours(task=task, examples=examples, chosen=chosen) -> None:
             scored = score(model, zero_shot, task, examples, ScoringOptions(batch_size=BATCH))
             chosen["icrbench"] = [result.prediction for result in scored]
 

@@ -11,13 +11,13 @@ from common import backbone, options, report, rows, seconds
 from icr_overhead import RANK, untrained
 
 from icrbench.backbone import Backbone
+from icrbench.backbone.batch import make_batch
 from icrbench.encoder import sentence_encoder
 from icrbench.methods.icr.objective import Weights, entropy, terms
 from icrbench.methods.icr.router import HIDDEN, Router
 from icrbench.methods.icr.routing import Directions, routed
 from icrbench.methods.icr.training import Schedule, epoch_batches, train_router
 from icrbench.methods.icr.trunkstore import TrainingPrompt, TrunkStore
-from icrbench.backbone.batch import make_batch
 from icrbench.prompting import Prompter
 from icrbench.randomness import Randomness
 
