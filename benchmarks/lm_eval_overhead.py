@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 from icrbench.backbone.load import local_source
 from icrbench.lm_eval import ICRBenchLM
 
-ROWS = 8
-MAX_LENGTH = 128
-MAX_BATCH = 4
+ROWS = 4
+MAX_LENGTH = 96
+MAX_BATCH = 2
 TASKS = ("icrbench_everyday", "icrbench_last_word", "icrbench_prose", "icrbench_short_answers")
 
 

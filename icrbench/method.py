@@ -147,6 +147,17 @@ class Method(ABC):
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
+def at_least_one(method: Method, *names: str) -> None:
+    """Refuse hyperparameters below 1.
+
+    Raises:
+        UserError: naming the first of them.
+    """
+    for name in names:
+        if getattr(method, name) < 1:
+            raise UserError(f"{method.name}.{name} must be at least 1, not {getattr(method, name)}.")
+
+
 _REGISTRY: dict[str, type[Method]] = {}
 
 

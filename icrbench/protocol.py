@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from icrbench import contamination
-from icrbench.data import Source, TaskData, load, subsample
+from icrbench.data import LocalDir, Source, TaskData, load, subsample
 from icrbench.errors import UserError
 from icrbench.method import FitData, Method, Pool, Scope
 from icrbench.task import Example, Task
@@ -24,7 +24,7 @@ class Rules:
     Attributes:
         protocol: ``paper`` gives tasks out of domain no labels of their own: what is fitted for them uses the
             in-domain tasks. ``in_task`` gives every task its own train split.
-        clean: drop train rows that share texts with any test split of the run.
+        clean: drop train rows that share texts with any known task's test split.
         limit: test rows a task; None for all.
     """
 
@@ -37,9 +37,25 @@ class Datasets:
     """The data of a run: test rows to score and train pools to fit on."""
 
     def __init__(
-        self, tasks: Iterable[Task], domains: Iterable[Task], source: Source, rules: Rules, workspace: Path
+        self,
+        tasks: Iterable[Task],
+        domains: Iterable[Task],
+        source: Source,
+        rules: Rules,
+        workspace: Path,
+        known: Iterable[Task] = (),
     ) -> None:
-        """Load the tasks to score and, beside them, the in-domain tasks that methods may learn from."""
+        """Load what a run needs.
+
+        Args:
+            tasks: to score.
+            domains: in-domain tasks that methods may learn from.
+            source: where the data is.
+            rules: how it is handed out.
+            workspace: folder for intermediate artefacts.
+            known: every task there is: cleaning looks at their test splits too, so that what is left of a train pool
+                does not depend on which tasks a run scores. A data folder need not hold them all.
+        """
         self._rules = rules
         self._workspace = workspace
         self.tasks = {task.name: task for task in tasks}
@@ -47,7 +63,11 @@ class Datasets:
         self._domains = [task.name for task in domains]
         wanted = {**self.tasks, **{task.name: task for task in domains}}
         self.data: dict[str, TaskData] = {name: load(task, source) for name, task in wanted.items()}
-        self._pools = {name: self._pool(data) for name, data in self.data.items()}
+        tests = [data.test for data in self.data.values()]
+        if rules.clean:
+            others = [task for task in known if task.name not in self.data and _is_there(task, source)]
+            tests += [load(task, source).test for task in others]
+        self._pools = {name: self._pool(data, tests) for name, data in self.data.items()}
         self._overlaps: dict[tuple[str, ...], dict[str, int]] = {}
 
     def test(self, task: str) -> tuple[Example, ...]:
@@ -83,15 +103,20 @@ class Datasets:
             self._overlaps[key] = {f"{pool}->{task}": both.test_rows for (pool, _), both in found.items()}
         return {pair: rows for pair, rows in self._overlaps[key].items() if rows}
 
-    def _pool(self, data: TaskData) -> Pool:
+    def _pool(self, data: TaskData, tests: Sequence[Sequence[Example]]) -> Pool:
         train = data.train
         if self._rules.clean:
-            train = contamination.clean(train, [other.test for other in self.data.values()])
+            train = contamination.clean(train, tests)
             if not train:
                 raise UserError(f"nothing is left of the train rows of '{data.task.name}' with --clean.")
         # The texts as they are: content hashes overlook case and spaces, which a model does not.
         content = json.dumps([[dict(example.fields), example.options, example.label] for example in train])
         return Pool(data.task, train, hashlib.sha256(content.encode()).hexdigest()[:16])
+
+
+def _is_there(task: Task, source: Source) -> bool:
+    """Whether a data folder has this task; other sources have all."""
+    return not isinstance(source, LocalDir) or (source.path / task.name).is_dir()
 
 
 def needed_domains(

@@ -83,7 +83,7 @@ def _datasets(asked: Request) -> Datasets:
     domains = needed_domains(
         asked.known_tasks, asked.tasks, [item.method for item in asked.methods], asked.rules.protocol
     )
-    return Datasets(asked.tasks, domains, asked.source, asked.rules, asked.workspace)
+    return Datasets(asked.tasks, domains, asked.source, asked.rules, asked.workspace, asked.known_tasks)
 
 
 def run(asked: Request, *, quiet: bool) -> int:

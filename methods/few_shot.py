@@ -10,8 +10,7 @@ from torch.nn.functional import normalize
 from icrbench.backbone import Backbone
 from icrbench.demonstrations import balanced, multi_task
 from icrbench.encoder import sentence_encoder
-from icrbench.errors import UserError
-from icrbench.method import FitData, Fitted, Method, Pool, Scope, register
+from icrbench.method import FitData, Fitted, Method, Pool, Scope, at_least_one, register
 from icrbench.randomness import Randomness
 from icrbench.task import DEMONSTRATION_SEPARATOR, Example, Task
 
@@ -67,9 +66,7 @@ class FewShot(Method):
 
     def __post_init__(self) -> None:
         """Refuse sizes below 1."""
-        for name in ("per_class", "per_task"):
-            if getattr(self, name) < 1:
-                raise UserError(f"few_shot.{name} must be at least 1, not {getattr(self, name)}.")
+        at_least_one(self, "per_class", "per_task")
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> FewShotFitted:
         """Draw the demonstrations, or embed the candidates for retrieval."""

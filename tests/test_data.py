@@ -49,9 +49,9 @@ def test_windows_line_ends_a_byte_order_mark_and_a_blank_last_line(put: Callable
     assert [example.fields["text"] for example in data.test] == ["x", "y"]
 
 
-def test_text_is_kept_as_it_is(put: Callable[..., TaskData]) -> None:
+def test_text_is_kept_but_for_white_space_around_it(put: Callable[..., TaskData]) -> None:
     data = put("sst2", [{"sentence": "fine ", "label": 1}], [{"sentence": " Bad  film ", "label": 0}])
-    assert data.test[0].fields == {"text": " Bad  film "}
+    assert data.test[0].fields == {"text": "Bad  film"}
 
 
 def test_provenance_of_a_folder(put: Callable[..., TaskData], tmp_path: Path) -> None:

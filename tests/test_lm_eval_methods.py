@@ -82,7 +82,7 @@ def test_cached_generation_equals_generation_from_scratch(family: str, name: str
     for text, own in generated(lm, CONTEXTS).items():
         context = lm.tok_encode(text)
         plain = from_scratch(backbone, Fitted({}, {}), text, context, [])
-        assert float((own.logits[0] - plain).abs().max()) > 0.1
+        assert float((own.logits[0] - plain).abs().max()) > 0.02  # a hundred times what is tolerated below
         for step, token in enumerate(own.tokens):
             logits = from_scratch(backbone, fitted, text, context, own.tokens[:step])
             assert token == int(logits.argmax())

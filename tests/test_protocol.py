@@ -1,5 +1,6 @@
 """Which rows a method sees: never a test row, and out of domain only what the protocol allows."""
 
+import json
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -164,3 +165,22 @@ class Everywhere(FewShot):
 
 def test_universal_fits_see_no_target() -> None:
     assert datasets("mr", Everywhere()).for_fit(Everywhere(), None).target is None
+
+
+def test_what_cleaning_leaves_does_not_depend_on_the_tasks_scored(tmp_path: Path) -> None:
+    text = "a sentence long enough to be told apart from any other"
+    source = LocalDir(tmp_path)
+    for name, column, rows in (
+        ("sst2", "sentence", [text, "another one about a film nobody has seen yet"]),
+        ("mr", "text", [text, "a third one that no train split knows of at all"]),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        lines = [json.dumps({column: row, "label": number, "idx": number}) for number, row in enumerate(rows)]
+        (folder / "train.jsonl").write_text("\n".join(lines))
+        (folder / "test.jsonl").write_text(json.dumps({column: rows[0] if name == "mr" else "quite new", "label": 0}))
+    rules = Rules("in_task", True, None)
+    alone = Datasets([TASKS["sst2"]], [], source, rules, tmp_path, TASKS.values())
+    both = Datasets([TASKS["sst2"], TASKS["mr"]], [], source, rules, tmp_path, TASKS.values())
+    assert alone.pools(FEW_SHOT, "sst2")["sst2"].sha256 == both.pools(FEW_SHOT, "sst2")["sst2"].sha256
+    assert len(alone.pools(FEW_SHOT, "sst2")["sst2"].train) == 1

@@ -237,7 +237,7 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
-        """Scores tokenised requests; those of rolling log-likelihood have no texts."""
+        """Scores tokenised requests; those of rolling log-likelihood have no texts, and come a batch at a time."""
         asked: dict[Row, list[int]] = {}
         for number, (texts, context, continuation) in enumerate(requests):
             assert 0 < len(continuation) <= self.max_length, "lm-eval asks for a continuation that fits the model"
@@ -257,7 +257,11 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         with (
             torch.no_grad(),
             self._autocast(),
-            tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests") as progress,
+            tqdm(
+                total=len(requests),
+                disable=disable_tqdm or override_bs is not None,
+                desc="Running loglikelihood requests",
+            ) as progress,
         ):
             for row, own in answers(self.backbone, self.fitted, wanted, batches):
                 for number, answer in zip(asked[row], own, strict=True):

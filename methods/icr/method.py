@@ -14,7 +14,7 @@ from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.attention import Position
 from icrbench.encoder import sentence_encoder
 from icrbench.errors import UserError, unknown
-from icrbench.method import FitData, Fitted, Method, Pool, Scope, register
+from icrbench.method import FitData, Fitted, Method, Pool, Scope, at_least_one, register
 from icrbench.prompting import Prompter
 from icrbench.randomness import Randomness
 
@@ -133,6 +133,18 @@ class ICR(Method):
 
     scope: ClassVar[Scope] = Scope.UNIVERSAL
     fitted: ClassVar[type[Fitted]] = ICRFitted
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that mean nothing.
+
+        Raises:
+            UserError: naming the hyperparameter.
+        """
+        at_least_one(self, "rank", "prompts_per_domain", "prompts_agnews", "per_class", "queries_per_set")
+        at_least_one(self, "train_per_domain", "hidden", "batch_size", "epochs", "length_groups")
+        for name in ("learning_rate", "clip"):
+            if getattr(self, name) <= 0:
+                raise UserError(f"icr.{name} must be above 0, not {getattr(self, name)}.")
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> ICRFitted:
         """Bases, directions, trunk states, training."""

@@ -327,3 +327,11 @@ def test_more_directions_than_prompts_span_is_a_user_error(rank: int, center: bo
     fit(workspace, replace(SMALL, rank=11 if center else 12, center=center, epochs=1))
     with pytest.raises(UserError, match=rf"icr\.rank={rank} .* 12 in-context prompts"):
         fit(workspace, replace(SMALL, rank=rank, center=center))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("rank", 0), ("batch_size", 0), ("epochs", 0), ("learning_rate", 0.0), ("clip", -1.0)]
+)
+def test_sizes_that_mean_nothing_are_refused(name: str, value: float) -> None:
+    with pytest.raises(UserError, match=rf"icr\.{name} must be"):
+        make_method("icr", {name: value})
