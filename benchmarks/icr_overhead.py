@@ -4,7 +4,7 @@ Trunk states are not reused, and the router's sentence encoder is part of ICR's 
 """
 
 import multiprocessing
-import resource
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,8 +62,14 @@ def fitted(name: str, model: Backbone) -> Fitted:
     return untrained(model) if name == "icr" else make_method("zero_shot", {}).fitted({}, {})
 
 
-def peak_megabytes(model_name: str, name: str, answer: "multiprocessing.Queue[float]") -> None:
-    """In a process of its own: peak memory that a pass over ``TOKENS`` tokens adds to the loaded model."""
+def memory(field: str) -> float:
+    """MiB of this process, as Linux counts them: ``VmRSS`` now, ``VmHWM`` at the most since it was last reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+
+
+def peak_megabytes(model_name: str, name: str, answer: "multiprocessing.Queue[tuple[float, float]]") -> None:
+    """In a process of its own: memory before a pass over ``TOKENS`` tokens, and at its peak."""
     model = load_backbone(model_name)
     method = fitted(name, model)
     short = make_batch([[1] * 8], ["warm up"], device=model.device)
@@ -71,9 +77,22 @@ def peak_megabytes(model_name: str, name: str, answer: "multiprocessing.Queue[fl
     with torch.inference_mode():
         with method.applied(model, short):
             model.hidden_states(short)
+        before = memory("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak, which loading the model has set
         with method.applied(model, batch):
             model.hidden_states(batch)
-    answer.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    answer.put((before, memory("VmHWM")))
+
+
+def peak_memory(model_name: str, name: str) -> tuple[float, float]:
+    """What `peak_megabytes` finds in a fresh process."""
+    context = multiprocessing.get_context("spawn")
+    answer: multiprocessing.Queue[tuple[float, float]] = context.Queue()
+    process = context.Process(target=peak_megabytes, args=(model_name, name, answer))
+    process.start()
+    found = answer.get()
+    process.join()
+    return found
 
 
 def main() -> None:
@@ -90,20 +109,23 @@ def main() -> None:
 
     run("icr")  # loads what is loaded once
     times = side_by_side({name: lambda name=name: run(name) for name in sides}, max(3, asked.rounds))  # type: ignore[misc]
-    context = multiprocessing.get_context("spawn")
-    peaks = {}
-    for name in sides:
-        answer: multiprocessing.Queue[float] = context.Queue()
-        process = context.Process(target=peak_megabytes, args=(asked.model, name, answer))
-        process.start()
-        peaks[name] = answer.get()
-        process.join()
+    peaks = {name: peak_memory(asked.model, name) for name in sides}
     report(
         f"routing, {asked.model}: {COUNT} rows at batch {BATCH}; one pass over {TOKENS} tokens",
         ["", "zero-shot", "icr", "ratio"],
         [
             ["seconds", times["zero_shot"], times["icr"], times["icr"] / times["zero_shot"]],
-            ["peak MiB of the process", peaks["zero_shot"], peaks["icr"], peaks["icr"] / peaks["zero_shot"]],
+            [
+                "peak MiB of the process",
+                peaks["zero_shot"][1],
+                peaks["icr"][1],
+                peaks["icr"][1] / peaks["zero_shot"][1],
+            ],
+            [
+                "MiB added by the pass",
+                *(added := [peak - before for before, peak in peaks.values()]),
+                added[1] / added[0],
+            ],
         ],
     )
 

@@ -68,7 +68,15 @@ def main() -> None:
             times = side_by_side({side: timed(side) for side in sides}, asked.rounds)
             gap = difference(kind, found["hf"], found["icrbench"])
             table.append(
-                [name, kind, size, times["hf"], times["icrbench"], times["icrbench"] / times["hf"], f"{gap:.1e}"]
+                [
+                    name,
+                    kind,
+                    size,
+                    times["hf"],
+                    times["icrbench"],
+                    times["icrbench"] / times["hf"],
+                    f"{gap:.1e}" if gap else "none",
+                ]
             )
     total = [sum(row[column] for row in table) for column in (3, 4)]
     table.append(["all", "", "", *total, total[1] / total[0], ""])

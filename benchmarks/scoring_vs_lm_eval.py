@@ -1,7 +1,8 @@
 """Zero-shot scoring against lm-evaluation-harness's HF backend: same prompts, same options, one process.
 
-Both sides get the same loaded weights and the same batch size. Tasks are those whose options are single tokens, so
-that comparing whole options (lm-eval) and comparing their first tokens (icrbench) must choose alike.
+Both sides get the same weights; lm-eval gets a batch size, ours picks its own as in any run. Tasks are those whose
+options are single tokens, so that comparing whole options (lm-eval) and comparing their first tokens (icrbench) must
+choose alike.
 """
 
 from common import backbone, options, report, rows, side_by_side
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from icrbench.backbone.load import local_source
 from icrbench.method import make_method
-from icrbench.scoring import ScoringOptions, score
+from icrbench.scoring import score
 
 BATCH = 16
 COUNT = 64
@@ -45,7 +46,7 @@ def main() -> None:
                 start += len(example.options)
 
         def ours(task=task, examples=examples, chosen=chosen) -> None:
-            scored = score(model, zero_shot, task, examples, ScoringOptions(batch_size=BATCH))
+            scored = score(model, zero_shot, task, examples)
             chosen["icrbench"] = [result.prediction for result in scored]
 
         times = side_by_side({"lm-eval": theirs, "icrbench": ours}, asked.rounds)
@@ -68,7 +69,7 @@ def main() -> None:
     total = sum(row[1] for row in table) / sum(row[2] for row in table)
     table.append(["all", sum(r[1] for r in table), sum(r[2] for r in table), total, None, None, None])
     report(
-        f"zero-shot scoring, {asked.model}, {COUNT} rows a task, batch {BATCH}",
+        f"zero-shot scoring, {asked.model}, {COUNT} rows a task, batch {BATCH} (lm-eval) and automatic (icrbench)",
         ["task", "lm-eval s", "icrbench s", "ratio", "lm-eval acc", "icrbench acc", "same choice %"],
         table,
     )

@@ -18,7 +18,7 @@ class Batch:
         input_ids: ``[B, T]``; padding holds an arbitrary token.
         attention_mask: ``[B, P + T]``, 1 for real tokens; the first ``P`` columns are a shared, cached prefix.
         position_ids: ``[B, T]``, counted from the first real token of the prefix or row.
-        last: ``[B]``, the column of ``input_ids`` holding each row's last real token: where the answer is predicted.
+        last: ``[B]``, the column of ``input_ids`` holding each row's last context token: where the answer is predicted.
         texts: the zero-shot prompt of every row, what per-query methods condition on (never the demonstrations).
     """
 
