@@ -1,13 +1,11 @@
 """Progress bars for long work; silent when the output is not a terminal or the user asked for quiet."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from tqdm.auto import tqdm
-
-T = TypeVar("T")
 
 _quiet = False
 
@@ -16,11 +14,6 @@ def set_quiet(quiet: bool) -> None:
     """Show no bars at all from now on."""
     global _quiet
     _quiet = quiet
-
-
-def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
-    """Iterate with a bar."""
-    yield from tqdm(items, desc=what, total=total, leave=False, disable=_quiet or None, dynamic_ncols=True)
 
 
 @contextmanager
