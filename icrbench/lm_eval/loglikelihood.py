@@ -12,6 +12,9 @@ from icrbench.backbone.prefix import SHORTEST_PREFIX, expanded, prefix_cache, sh
 from icrbench.method import Fitted
 
 LOGITS = 2**26  # entries of [positions, vocabulary] held at once
+# Fewer rows than this go through another matrix kernel, which rounds differently: lm-eval's own model sends whole
+# sequences through the output head, and values are to be the same.
+HEAD_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,8 @@ def _read(backbone: Backbone, states: Tensor, wanted: Sequence[tuple[int, int]])
     values = torch.empty(len(wanted), device=states.device)
     hits = torch.empty(len(wanted), dtype=torch.bool, device=states.device)
     vocabulary = backbone.model.get_output_embeddings().weight.shape[0]
-    size = max(1, LOGITS // int(vocabulary))
+    size = max(1, LOGITS // int(vocabulary) // HEAD_ROWS) * HEAD_ROWS
+    states = torch.cat([states, states[-1:].expand(-states.shape[0] % HEAD_ROWS, -1)])
     for start in range(0, states.shape[0], size):
         logits = torch.log_softmax(backbone.logits(states[start : start + size]), dim=-1)
         here = (places >= start) & (places < start + size)
