@@ -1,7 +1,7 @@
 """Choosing labelled examples to show before a query."""
 
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from icrbench.errors import UserError
 from icrbench.method import Pool
@@ -21,10 +21,7 @@ def balanced(
         rng: source of randomness.
         exclude: content hashes that may not be drawn, for example the query's own.
     """
-    classes: dict[int, list[Example]] = {}
-    for example in train:
-        if example.content_hash not in exclude:
-            classes.setdefault(example.label, []).append(example)
+    classes = _by_class(train, exclude)
     chosen = [
         example
         for label in sorted(classes)
@@ -34,22 +31,28 @@ def balanced(
     return chosen
 
 
-def multi_task(pools: Mapping[str, Pool], per_task: int, rng: random.Random) -> list[tuple[Pool, Example]]:
+def multi_task(
+    pools: Mapping[str, Pool], per_task: int, rng: random.Random, exclude: Collection[str] = ()
+) -> list[tuple[Pool, Example]]:
     """``per_task`` examples of every pool, of different classes where there are that many, all shuffled together.
 
     The in-context baseline for tasks without demonstrations of their own (ICR paper, Sec. 3.1: three from each
     in-domain task).
     """
-    chosen = [(pool, example) for _, pool in sorted(pools.items()) for example in _spread(pool.train, per_task, rng)]
+    chosen = [
+        (pool, example) for _, pool in sorted(pools.items()) for example in spread(pool.train, per_task, rng, exclude)
+    ]
     rng.shuffle(chosen)
     return chosen
 
 
-def _spread(train: Iterable[Example], count: int, rng: random.Random) -> list[Example]:
-    """Random examples, cycling through the classes in random order."""
-    classes: dict[int, list[Example]] = {}
-    for example in train:
-        classes.setdefault(example.label, []).append(example)
+def spread(train: Sequence[Example], count: int, rng: random.Random, exclude: Collection[str] = ()) -> list[Example]:
+    """``count`` random examples, cycling through the classes in random order.
+
+    Raises:
+        UserError: if there are fewer rows.
+    """
+    classes = _by_class(train, exclude)
     if sum(map(len, classes.values())) < count:
         raise UserError(f"{count} demonstrations wanted, but a train split has fewer rows: lower the number.")
     for rows in classes.values():
@@ -61,3 +64,11 @@ def _spread(train: Iterable[Example], count: int, rng: random.Random) -> list[Ex
             if classes[label] and len(chosen) < count:
                 chosen.append(classes[label].pop())
     return chosen
+
+
+def _by_class(train: Sequence[Example], exclude: Collection[str]) -> dict[int, list[Example]]:
+    classes: dict[int, list[Example]] = {}
+    for example in train:
+        if example.content_hash not in exclude:
+            classes.setdefault(example.label, []).append(example)
+    return classes

@@ -3,12 +3,11 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from transformers import AutoConfig
 
-from icrbench.backbone.anatomy import anatomy_of
+from icrbench.backbone.anatomy import anatomy_of, dimensions_of
 from icrbench.backbone.load import known_models, local_source
 from icrbench.protocol import Datasets
 from icrbench.runner import Cell
@@ -34,7 +33,7 @@ def estimate(grid: Sequence[Cell], datasets: Datasets, model: str) -> Estimate:
         tokens += sum(len(task.prompt(row)) for row in rows) / LETTERS_PER_TOKEN
         method = cell.method.method
         pools = datasets.pools(method, cell.task)
-        key = (cell.method.label, cell.seed, cell.task if method.scope == "task" else None)
+        key = (cell.method.label, cell.seed, datasets.target(method, cell.task))
         if key not in fitted:
             fitted.add(key)
             sizes = {
@@ -57,13 +56,9 @@ def _parameters(model: str) -> float | None:
     except (OSError, ValueError):
         return None
     anatomy_of(whole)  # an unsupported family is said now, not when the run starts
-    config: Any = whole.get_text_config()
-    heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
-    attention = 2 * config.hidden_size * width * (heads + key_heads)
-    feed_forward = 3 * config.hidden_size * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    return float(config.num_hidden_layers * (attention + feed_forward))
+    dims = dimensions_of(whole)
+    attention = 2 * dims.hidden * dims.head_dim * (dims.heads + dims.kv_heads)
+    return float(dims.layers * (attention + 3 * dims.hidden * dims.inner))
 
 
 def _flops() -> float:

@@ -13,7 +13,7 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args, get_type_hints
@@ -23,12 +23,14 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from icrbench.backbone import Backbone, Batch
+from icrbench.backbone.anatomy import Dimensions
 from icrbench.errors import UserError, unknown
 from icrbench.files import write_atomic
+from icrbench.metering import Cost
 from icrbench.randomness import Randomness
 from icrbench.task import Example, Task
 
-FORMAT = 1  # of stored artefacts
+FORMAT = 2  # of stored artefacts
 
 
 class Scope(StrEnum):
@@ -54,7 +56,8 @@ class FitData:
 
     Attributes:
         pools: train rows by task name.
-        target: the task to be scored, for task-scope methods; None for universal ones.
+        target: the task whose own train split is among the pools and which is to be scored; None where a fit on the
+            in-domain tasks serves many tasks.
         workspace: a folder for intermediate artefacts that other fits can reuse, keyed by their content.
     """
 
@@ -71,9 +74,14 @@ class Fitted:
         tensors: the rest, by name.
         shares_prefix: whether the demonstrations' keys and values are the same for every query, so that scoring may
             compute them once. False for methods that change what those tokens compute.
+        last_token_only: whether nothing before the context's last token is changed, so that all of that may be computed
+            once for every method that promises it.
+        formula: the number of cached parameters in the symbols of `Dimensions` and of the method's paper.
     """
 
     shares_prefix: ClassVar[bool] = False
+    last_token_only: ClassVar[bool] = False
+    formula: ClassVar[str] = "0"
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.config = config
@@ -86,8 +94,12 @@ class Fitted:
 
     @property
     def cached_parameters(self) -> int:
-        """Numbers that must be kept to apply the method to a new query."""
+        """Numbers that must be kept to apply the method to a new query, counted."""
         return sum(tensor.numel() for tensor in self.tensors.values())
+
+    def parameters_by_formula(self, dims: Dimensions) -> int:
+        """The value of ``formula`` for a model: what the count has to come to."""
+        return 0
 
     def prefix(self, task: Task, query: Example) -> Sequence[str]:
         """Demonstrations to put before the query, first to last; none for implicit methods."""
@@ -96,6 +108,10 @@ class Fitted:
     def intervene(self, backbone: Backbone, batch: Batch) -> AbstractContextManager[None]:
         """The method itself: a context inside which forward passes of ``batch`` (and its decoding) are changed."""
         return nullcontext()
+
+    def logits(self, backbone: Backbone, states: Tensor, token_ids: Tensor | None = None) -> Tensor:
+        """As `Backbone.logits`, for final hidden states computed under the method; for methods that change the head."""
+        return backbone.logits(states, token_ids)
 
     @contextmanager
     def applied(self, backbone: Backbone, batch: Batch) -> Iterator[None]:
@@ -241,13 +257,13 @@ class Artefact:
         method: what was fitted.
         fitted: the outcome.
         model: identity of the backbone it was fitted on.
-        seconds: what the fit took.
+        cost: what the fit took.
     """
 
     method: Method
     fitted: Fitted
     model: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
+    cost: Cost = field(default_factory=Cost)
 
     @property
     def sha256(self) -> str:
@@ -269,7 +285,7 @@ class Artefact:
         weights = save(_contiguous(self.fitted.tensors))
         description = {
             **self._description(),
-            "seconds": self.seconds,
+            "cost": asdict(self.cost),
             "weights_sha256": hashlib.sha256(weights).hexdigest(),
         }
         write_atomic(folder / "fitted.safetensors", weights)
@@ -292,7 +308,7 @@ class Artefact:
             if stored["format"] != FORMAT:
                 raise ValueError(f"format {stored['format']}, this version reads {FORMAT}")
             method = make_method(stored["method"], stored["hyperparameters"])
-            config, model, seconds = dict(stored["config"]), dict(stored["model"]), float(stored["seconds"])
+            config, model, cost = dict(stored["config"]), dict(stored["model"]), Cost(**stored["cost"])
         except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError, UserError) as error:
             problem = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             raise DamagedArtefact(
@@ -305,7 +321,7 @@ class Artefact:
                 f"{folder} was fitted on {model.get('location')}@{model.get('revision')}, not on"
                 f" {here['location']}@{here['revision']}: use the model it was fitted on."
             )
-        return cls(method, type(method).fitted(config, tensors), model, seconds)
+        return cls(method, type(method).fitted(config, tensors), model, cost)
 
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -79,15 +79,21 @@ class Datasets:
 
         Args:
             method: the method.
-            task: the task to be scored; None for a universal fit.
+            task: the task to be scored; only task-scope methods are fitted for it.
         """
-        return FitData(pools=self.pools(method, task), target=task, workspace=self._workspace)
+        return FitData(self.pools(method, task), self.target(method, task), self._workspace)
+
+    def target(self, method: Method, task: str | None) -> str | None:
+        """The task whose own train split a fit sees; None for fits on the in-domain tasks, which many tasks share."""
+        pools = self.pools(method, task)
+        return task if method.scope is Scope.TASK and task in pools else None
 
     def pools(self, method: Method, task: str | None) -> Mapping[str, Pool]:
         """The train pools of a fit."""
         if method.scope is Scope.NONE:
             return {}
-        own = task is not None and (self._rules.protocol == "in_task" or self.data[task].task.role == "id")
+        mine = method.scope is Scope.TASK and task is not None
+        own = mine and (self._rules.protocol == "in_task" or self.data[str(task)].task.role == "id")
         names = [task] if own and task is not None else self._domains
         if not names:
             raise UserError("no in-domain task to learn from: add a task with role id.")
@@ -95,8 +101,7 @@ class Datasets:
 
     def overlap(self, method: Method, task: str) -> dict[str, int]:
         """Test rows of ``task`` that share texts with a pool the method sees, by ``"train->test"``; zeros left out."""
-        fitted_for = task if method.scope is Scope.TASK else None
-        pools = {name: pool.train for name, pool in self.pools(method, fitted_for).items()}
+        pools = {name: pool.train for name, pool in self.pools(method, task).items()}
         key = (task, *pools)
         if key not in self._overlaps:  # seconds of work, and the same for every seed
             found = contamination.count(pools, {task: self.test(task)})

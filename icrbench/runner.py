@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from icrbench.backbone import Backbone
-from icrbench.backbone.trunk import TrunkCache
+from icrbench.backbone.reuse import Reused
 from icrbench.environment import code_identity, environment
 from icrbench.method import Artefact, DamagedArtefact, Fitted, Method, Scope
+from icrbench.metering import Cost, metered
 from icrbench.progress import bar, say
 from icrbench.prompting import MAX_QUERY_TOKENS, Prompter
 from icrbench.protocol import Datasets, Rules
@@ -107,8 +108,8 @@ class Runner:
         self._rules = rules
         self._store = store
         self._options = options
-        self._trunks = TrunkCache()
-        self._fits: dict[str, tuple[Fitted, float]] = {}
+        self._reused = Reused()
+        self._fits: dict[str, tuple[Fitted, Cost]] = {}
         self._failed_fits: dict[str, Failure] = {}
         self._environment = {**environment(), "command": command}
         for task in datasets.tasks.values():  # options that cannot be told apart are found before any work
@@ -144,16 +145,15 @@ class Runner:
         }
 
     def _fit_identity(self, method: Method, task: str, seed: int | None) -> dict[str, Any]:
-        target = task if method.scope is Scope.TASK else None
         return {
             "method": {"name": method.name, "hyperparameters": method.hyperparameters()},
             "code": code_identity(type(method)),
             "model": self._backbone.identity(),
             "pools": {
                 name: {"rows": pool.sha256, "task": pool.task.identity()}
-                for name, pool in self._datasets.pools(method, target).items()
+                for name, pool in self._datasets.pools(method, task).items()
             },
-            "target": target,
+            "target": self._datasets.target(method, task),
             "protocol": self._rules.protocol,
             "clean": self._rules.clean,
             "seed": seed,
@@ -162,7 +162,7 @@ class Runner:
     def _run_cell(self, cell: Cell, key: str, outcome: Outcome, say_result: Callable[[str], None]) -> None:
         started = datetime.now(UTC)
         try:
-            fitted, seconds_fit = self._fitted(cell)
+            fitted, cost = self._fitted(cell)
             begin = time.perf_counter()
             scored = self._score(cell, fitted)
             seconds = time.perf_counter() - begin
@@ -195,8 +195,12 @@ class Runner:
             "correct": correct,
             "truncated": sum(bool(row["truncated"]) for row in rows),
             "seconds_score": round(seconds, 3),
-            "seconds_fit": round(seconds_fit, 3),
+            "seconds_fit": cost.seconds,
+            "fit_sequences": cost.sequences,
+            "fit_tokens": cost.tokens,
+            "fit_peak_bytes": cost.peak_bytes,
             "cached_parameters": fitted.cached_parameters,
+            "cached_formula": fitted.formula,
             "prompt_tokens": sum(len(item.prompt.tokens) for item in scored),
         }
         self._store.write(self._record(cell, key, started, result, None), rows)
@@ -212,12 +216,12 @@ class Runner:
                 self._datasets.tasks[cell.task],
                 examples,
                 self._options,
-                self._trunks,
+                self._reused,
                 progress.update,
             )
 
-    def _fitted(self, cell: Cell) -> tuple[Fitted, float]:
-        """The cell's fit: from this run, from the results folder, or made now; and the seconds it took."""
+    def _fitted(self, cell: Cell) -> tuple[Fitted, Cost]:
+        """The cell's fit: from this run, from the results folder, or made now; and what it took."""
         method = cell.method.method
         key = _hash(self._fit_identity(method, cell.task, cell.seed))
         if key in self._failed_fits:
@@ -232,7 +236,7 @@ class Runner:
                 raise
         return self._fits[key]
 
-    def _stored_fit(self, cell: Cell, key: str) -> tuple[Fitted, float]:
+    def _stored_fit(self, cell: Cell, key: str) -> tuple[Fitted, Cost]:
         """Read the fit from the results folder, or make it and put it there; one process makes it, others wait."""
         method = cell.method.method
         if method.scope is Scope.NONE:
@@ -243,24 +247,24 @@ class Runner:
             with self._store.lock(f"fit-{key}") as free:
                 if free:
                     if not (folder / "fitted.json").exists():
-                        fitted, seconds = self._fit(cell)
-                        Artefact(method, fitted, self._backbone.identity(), round(seconds, 3)).save(folder)
-                        return fitted, seconds
+                        fitted, cost = self._fit(cell)
+                        Artefact(method, fitted, self._backbone.identity(), cost).save(folder)
+                        return fitted, cost
                     artefact = Artefact.load(folder, self._backbone)
                     if artefact.method != method:
                         raise DamagedArtefact(f"{folder} holds another fit: delete it, and it is fitted again.")
-                    return artefact.fitted, artefact.seconds
+                    return artefact.fitted, artefact.cost
             if not waiting:
                 say(f"{cell}: waiting for another process that makes the same fit")
                 waiting = True
             time.sleep(POLL_SECONDS)
 
-    def _fit(self, cell: Cell) -> tuple[Fitted, float]:
+    def _fit(self, cell: Cell) -> tuple[Fitted, Cost]:
         method = cell.method.method
-        begin = time.perf_counter()
-        data = self._datasets.for_fit(method, cell.task if method.scope is Scope.TASK else None)
-        fitted = method.fit(self._backbone, data, Randomness(cell.seed or 0))
-        return fitted, time.perf_counter() - begin
+        data = self._datasets.for_fit(method, cell.task)
+        with metered(self._backbone) as cost:
+            fitted = method.fit(self._backbone, data, Randomness(cell.seed or 0))
+        return fitted, cost
 
     def _record(self, cell: Cell, key: str, started: datetime, result: Any, failure: Failure | None) -> CellRecord:
         data = self._datasets.data[cell.task]

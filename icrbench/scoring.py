@@ -1,24 +1,24 @@
 """One scorer for every method: prompts in, option logits out.
 
 What makes it fast never changes a result: prompts are batched by length, only the last position goes through the
-output head and only for the options' rows, demonstrations shared by all queries are computed once, and trunk states
-below an intervention are reused.
+output head and only for the options' rows, demonstrations shared by all queries are computed once, and what a method
+leaves as it is (the blocks below it, the tokens before the last) is reused.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
 from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.batch import PaddingSide
+from icrbench.backbone.memory import activation_bytes, free_bytes
 from icrbench.backbone.prefix import expanded, prefix_cache, shared_prefix
-from icrbench.backbone.trunk import TrunkCache, continue_from
+from icrbench.backbone.reuse import Reused
+from icrbench.backbone.trunk import continue_from
 from icrbench.errors import UserError
 from icrbench.method import Fitted
 from icrbench.prompting import Prompt, Prompter
@@ -64,7 +64,7 @@ def score(
     task: Task,
     examples: Sequence[Example],
     options: ScoringOptions = ScoringOptions(),
-    trunks: TrunkCache | None = None,
+    reused: Reused | None = None,
     progress: Callable[[int], object] = lambda rows: None,
 ) -> list[Scored]:
     """Score every example under a fitted method.
@@ -75,7 +75,7 @@ def score(
         task: the examples' task.
         examples: the queries; results come in their order.
         options: how to compute.
-        trunks: trunk states to reuse and add to, for methods that leave the lower blocks alone.
+        reused: what earlier calls computed that no method of a kind changes; used and added to.
         progress: called with the number of rows finished after each batch.
     """
     prompter = Prompter(backbone, task)
@@ -88,7 +88,7 @@ def score(
         for rows in _plan(backbone, prompts, shared, options):
             logits = _retry_in_halves(
                 lambda part: _score_batch(
-                    backbone, fitted, [prompts[row] for row in part], shared, prefix, options, trunks
+                    backbone, fitted, [prompts[row] for row in part], shared, prefix, options, reused
                 ),
                 rows,
             )
@@ -115,14 +115,8 @@ def _plan(backbone: Backbone, prompts: Sequence[Prompt], shared: int, options: S
 
 def _token_budget(backbone: Backbone) -> int:
     """Tokens a batch may hold, from the free memory: a tenth of it for the widest activations of one block."""
-    text_config: Any = backbone.model.config.get_text_config()
-    width = max(getattr(text_config, "intermediate_size", None) or 4 * backbone.dims.hidden, backbone.dims.hidden)
-    per_token = 8 * width * backbone.dtype.itemsize
-    if backbone.device.type == "cuda":
-        free, most = torch.cuda.mem_get_info(backbone.device)[0], GPU_TOKENS
-    else:
-        free, most = psutil.virtual_memory().available, CPU_TOKENS
-    return int(min(most, max(1, free // 10 // per_token)))
+    most = GPU_TOKENS if backbone.device.type == "cuda" else CPU_TOKENS
+    return min(most, max(1, free_bytes(backbone.device) // 10 // activation_bytes(backbone)))
 
 
 def _retry_in_halves(run: Callable[[list[int]], list[tuple[float, ...]]], rows: list[int]) -> list[tuple[float, ...]]:
@@ -146,7 +140,7 @@ def _score_batch(
     shared: int,
     prefix: DynamicCache | None,
     options: ScoringOptions,
-    trunks: TrunkCache | None,
+    reused: Reused | None,
 ) -> list[tuple[float, ...]]:
     batch = make_batch(
         [prompt.tokens[shared:] for prompt in prompts],
@@ -156,9 +150,9 @@ def _score_batch(
         prefix_length=shared,
     )
     cache = None if prefix is None else expanded(prefix, len(prompts))
-    states = batch.at_last(_final_states(backbone, fitted, batch, cache, trunks))
+    states = _last_states(backbone, fitted, batch, cache, reused)
     wanted = sorted({token for prompt in prompts for token in prompt.options})
-    logits = backbone.logits(states, torch.tensor(wanted, device=states.device)).cpu()
+    logits = fitted.logits(backbone, states, torch.tensor(wanted, device=states.device)).cpu()
     if not logits.isfinite().all():  # an arg max over nan would be the first option, silently
         raise UserError(
             f"model '{backbone.revision.name}' gives logits that are not finite in {backbone.dtype}:"
@@ -171,13 +165,19 @@ def _score_batch(
     ]
 
 
-def _final_states(
-    backbone: Backbone, fitted: Fitted, batch: Batch, cache: DynamicCache | None, trunks: TrunkCache | None
+def _last_states(
+    backbone: Backbone, fitted: Fitted, batch: Batch, cache: DynamicCache | None, reused: Reused | None
 ) -> Tensor:
+    """Final hidden states ``[B, d]`` where the answers are predicted."""
     layer = fitted.first_layer
-    if trunks is None or layer is None or cache is not None:
-        with fitted.applied(backbone, batch):
-            return backbone.hidden_states(batch, cache)
-    below = trunks.states(backbone, layer, batch)
+    if reused is not None and cache is None:
+        if fitted.last_token_only and batch.input_ids.shape[1] > 1:
+            last = reused.last_tokens(backbone, batch)
+            with fitted.applied(backbone, last.batch):
+                return last.states()
+        if layer is not None:
+            below = reused.trunk(backbone, layer, batch)
+            with fitted.applied(backbone, batch):
+                return batch.at_last(continue_from(backbone, layer, below, batch))
     with fitted.applied(backbone, batch):
-        return continue_from(backbone, layer, below, batch)
+        return batch.at_last(backbone.hidden_states(batch, cache))

@@ -8,9 +8,10 @@ import torch
 from torch.nn.functional import normalize
 
 from icrbench.backbone import Backbone
-from icrbench.demonstrations import balanced, multi_task
+from icrbench.backbone.anatomy import Dimensions
 from icrbench.encoder import sentence_encoder
-from icrbench.method import FitData, Fitted, Method, Pool, Scope, at_least_one, register
+from icrbench.episodes import Episodes, Labelled, demonstration_tokens
+from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
 from icrbench.randomness import Randomness
 from icrbench.task import DEMONSTRATION_SEPARATOR, Example, Task
 
@@ -20,16 +21,21 @@ class FewShotFitted(Fitted):
 
     Attributes:
         config: ``demonstrations`` (texts, for a fixed set) or ``candidates`` (texts and content hashes), ``count``
-            and ``encoder`` (for retrieval); ``cached_parameters``.
+            and ``encoder`` (for retrieval); ``tokens`` of the demonstrations and ``cached_parameters``.
         tensors: for retrieval, ``embeddings`` ``[n, width]`` of the candidates' prompts, unit length.
     """
 
     shares_prefix: ClassVar[bool] = True
+    formula: ClassVar[str] = "2MLGd_k"
 
     @property
     def cached_parameters(self) -> int:
         """Keys and values of the demonstration tokens, ``2 M L G d_k``; for retrieval, of the longest choice."""
         return int(self.config["cached_parameters"])
+
+    def parameters_by_formula(self, dims: Dimensions) -> int:
+        """``2 M L G d_k``, ``M`` being the demonstrations' tokens."""
+        return _cache_size(dims, int(self.config["tokens"]))
 
     def prefix(self, task: Task, query: Example) -> Sequence[str]:
         """The demonstrations for a query, the most similar first (as KATE orders them)."""
@@ -70,44 +76,40 @@ class FewShot(Method):
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> FewShotFitted:
         """Draw the demonstrations, or embed the candidates for retrieval."""
-        own = data.pools.get(data.target or "")
-        if own is not None:
-            chosen = [(own, shown) for shown in balanced(own.train, self.per_class, rng.python("demonstrations"))]
-        else:
-            chosen = multi_task(data.pools, self.per_task, rng.python("demonstrations"))
-        texts = [pool.task.demonstration(shown) for pool, shown in chosen]
-        if self.select == "random":
-            tokens = len(backbone.encode(DEMONSTRATION_SEPARATOR.join(texts)))
-            config = {"demonstrations": texts, "ids": [shown.id for _, shown in chosen]}
-            return FewShotFitted({**config, "cached_parameters": _cache_size(backbone, tokens)}, {})
-        pools = [own] if own is not None else [pool for _, pool in sorted(data.pools.items())]
-        return self._retrieval(backbone, pools, len(chosen))
+        episodes = Episodes(data, rng, per_class=self.per_class, per_task=self.per_task)
+        chosen = episodes.demonstrations()
+        if self.select == "similar":
+            return self._retrieval(backbone, episodes.rows, len(chosen))
+        texts = [shown.task.demonstration(shown.example) for shown in chosen]
+        tokens = len(backbone.encode(DEMONSTRATION_SEPARATOR.join(texts)))
+        config = {"demonstrations": texts, "ids": [shown.example.id for shown in chosen]}
+        return FewShotFitted({**config, **_sizes(backbone, tokens)}, {})
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
         """The demonstrations themselves, computed once a task."""
-        if len(tokens) == 1:
-            return sum(self.per_class * classes[name] * tokens[name] for name in tokens)
-        return self.per_task * sum(tokens.values())
+        return demonstration_tokens(self.per_class, self.per_task, tokens, classes)
 
-    def _retrieval(self, backbone: Backbone, pools: list[Pool], count: int) -> FewShotFitted:
-        rows = [(pool.task, example) for pool in pools for example in pool.train]
-        embeddings = normalize(sentence_encoder(self.encoder)([task.prompt(row) for task, row in rows]), dim=1)
-        texts = [task.demonstration(row) for task, row in rows]
+    def _retrieval(self, backbone: Backbone, rows: list[Labelled], count: int) -> FewShotFitted:
+        embeddings = normalize(sentence_encoder(self.encoder)([row.task.prompt(row.example) for row in rows]), dim=1)
+        texts = [row.task.demonstration(row.example) for row in rows]
         longest = sorted(texts, key=lambda text: len(backbone.encode(text)), reverse=True)[:count]
         tokens = len(backbone.encode(DEMONSTRATION_SEPARATOR.join(longest)))
         return FewShotFitted(
             {
                 "candidates": [
-                    {"text": text, "content": row.content_hash} for text, (_, row) in zip(texts, rows, strict=True)
+                    {"text": text, "content": row.example.content_hash} for text, row in zip(texts, rows, strict=True)
                 ],
                 "count": count,
                 "encoder": self.encoder,
-                "cached_parameters": _cache_size(backbone, tokens),
+                **_sizes(backbone, tokens),
             },
             {"embeddings": embeddings},
         )
 
 
-def _cache_size(backbone: Backbone, tokens: int) -> int:
-    dims = backbone.dims
+def _sizes(backbone: Backbone, tokens: int) -> dict[str, int]:
+    return {"tokens": tokens, "cached_parameters": _cache_size(backbone.dims, tokens)}
+
+
+def _cache_size(dims: Dimensions, tokens: int) -> int:
     return 2 * tokens * dims.layers * dims.kv_heads * dims.head_dim

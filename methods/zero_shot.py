@@ -11,6 +11,8 @@ from icrbench.randomness import Randomness
 class ZeroShotFitted(Fitted):
     """Nothing to apply."""
 
+    last_token_only: ClassVar[bool] = True
+
 
 @register("zero_shot")
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def test_fused_projections_are_taken_apart_where_the_model_does(family: str) -> 
 @families
 def test_dimensions_and_scales(family: str) -> None:
     backbone = tiny_backbone(family)
-    assert backbone.dims == Dimensions(LAYERS, 48, *HEADS[family])
+    assert backbone.dims == Dimensions(LAYERS, 48, *HEADS[family], inner=192 if family == "gpt2" else 64)
     for layer in range(LAYERS):
         assert backbone.attention_scale(layer) == pytest.approx(scale(family, layer), rel=1e-12)
 

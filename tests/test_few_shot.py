@@ -26,7 +26,9 @@ DEFAULT = FewShot()
 def fit(
     data: Mapping[str, Pool], target: str, method: FewShot = DEFAULT, seed: int = 0, family: str = "llama"
 ) -> FewShotFitted:
-    return method.fit(tiny_backbone(family), FitData(data, target, Path("unused")), Randomness(seed))
+    return method.fit(
+        tiny_backbone(family), FitData(data, target if target in data else None, Path("unused")), Randomness(seed)
+    )
 
 
 def demonstrations(fitted: FewShotFitted, task: Task = TASKS["mr"]) -> list[str]:

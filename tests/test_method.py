@@ -12,6 +12,7 @@ from icrbench import method as method_module
 from icrbench.backbone import Backbone, Batch, Revision, make_batch
 from icrbench.backbone.attention import extra_channels
 from icrbench.errors import UserError
+from icrbench.metering import Cost
 from icrbench.method import Artefact, DamagedArtefact, FitData, Fitted, Method, Scope, make_method, methods, register
 from icrbench.randomness import Randomness
 from reference import low_rank
@@ -202,7 +203,7 @@ def an_artefact(backbone: Backbone, **hyperparameters: Any) -> Artefact:
     both = torch.arange(12.0).reshape(3, 4)
     tensors = {"turned": both.T, "row": both[1], "alias": both[1], "half": torch.ones(2).bfloat16()}
     fitted = Steered({"layers": [1, 2], "text": "ünïcode ☃"}, tensors)
-    return Artefact(make_method("example", hyperparameters), fitted, backbone.identity(), seconds=1.5)
+    return Artefact(make_method("example", hyperparameters), fitted, backbone.identity(), Cost(1.5, 7, 90, None))
 
 
 def test_what_is_stored_is_read(tmp_path: Path) -> None:
@@ -214,7 +215,7 @@ def test_what_is_stored_is_read(tmp_path: Path) -> None:
     assert type(read.fitted) is Steered
     assert read.fitted.config == stored.fitted.config
     assert read.model == stored.model
-    assert read.seconds == 1.5
+    assert read.cost == Cost(1.5, 7, 90, None)
     assert set(read.fitted.tensors) == set(stored.fitted.tensors)
     for name, tensor in stored.fitted.tensors.items():
         assert read.fitted.tensors[name].dtype == tensor.dtype
@@ -270,7 +271,7 @@ def other_weights(folder: Path) -> None:
     [
         (lambda folder: (folder / "fitted.json").unlink(), "No such file"),
         (lambda folder: (folder / "fitted.safetensors").unlink(), "No such file"),
-        (lambda folder: (folder / "fitted.json").write_text('{"format": 1'), "delimiter"),
+        (lambda folder: (folder / "fitted.json").write_text('{"format": 2'), "delimiter"),
         (lambda folder: (folder / "fitted.json").write_bytes(b"\xff\xfe"), "utf-8"),
         (lambda folder: (folder / "fitted.json").write_text("[]"), "list indices"),
         (lambda folder: (folder / "fitted.json").write_text(""), "Expecting value"),
@@ -278,7 +279,7 @@ def other_weights(folder: Path) -> None:
         (lambda folder: (folder / "fitted.safetensors").write_bytes(b"x" * 100), "header"),
         (flip_a_bit, "do not match their hash"),
         (other_weights, "do not match their hash"),
-        (edit(lambda stored: stored.update(format=2)), "format 2, this version reads 1"),
+        (edit(lambda stored: stored.update(format=1)), "format 1, this version reads 2"),
         (edit(lambda stored: stored.pop("weights_sha256")), "weights_sha256"),
         (edit(lambda stored: stored.pop("method")), "method"),
         (edit(lambda stored: stored.update(hyperparameters=None)), "NoneType"),

@@ -12,12 +12,15 @@ from transformers import Gemma3ForCausalLM, PreTrainedModel
 from icrbench import scoring
 from icrbench.backbone import Backbone, Batch, Revision
 from icrbench.backbone.attention import Channels, extra_channels
+from icrbench.backbone.batch import PaddingSide
 from icrbench.backbone.prefix import prefix_cache
-from icrbench.backbone.trunk import TrunkCache
+from icrbench.backbone.reuse import Reused
+from icrbench.backbone.sites import Site
 from icrbench.errors import UserError
 from icrbench.method import Fitted
 from icrbench.prompting import Prompter
 from icrbench.scoring import Scored, ScoringOptions, score
+from icrbench.steering import steered
 from icrbench.task import Example, Task, load_tasks
 from reference import low_rank
 from tiny import CONFIGS, FAMILIES, tiny_backbone, tiny_model, tokenizer
@@ -49,6 +52,15 @@ def questions() -> list[Example]:
         }
         made.append(Example(f"ai2scie/test/{number}", fields, tuple(letters), 0, f"{number:016x}"))
     return made
+
+
+class AtTheEnd(Fitted):
+    """A shift of the last token's state."""
+
+    last_token_only: ClassVar[bool] = True
+
+    def intervene(self, backbone: Backbone, batch: Batch) -> AbstractContextManager[None]:
+        return steered(backbone, batch, {Site("block", 2): lambda states: states.roll(1, -1)}, "last")
 
 
 class Routed(Fitted):
@@ -187,13 +199,28 @@ def test_methods_that_change_their_demonstrations_get_no_prefix_cache(monkeypatc
 
 
 @families
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_starting_from_the_last_token_changes_nothing(
+    family: str, padding: PaddingSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone, fitted, examples = tiny_backbone(family), AtTheEnd({}, {}), some_reviews()
+    options = ScoringOptions(batch_size=4, padding=padding)
+    wanted = score(backbone, fitted, SST2, examples, options)
+    assert wanted != score(backbone, ZERO_SHOT, SST2, examples, options)
+    reused = Reused()
+    same(score(backbone, fitted, SST2, examples, options, reused=reused), wanted)
+    monkeypatch.setattr("icrbench.backbone.reuse.prepared", None)  # the second time nothing is computed before it
+    same(score(backbone, fitted, SST2, examples, options, reused=reused), wanted)
+
+
+@families
 def test_the_trunk_cache_changes_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, fitted, examples = tiny_backbone(family), Routed({"family": family}, {}), some_reviews()
     wanted = score(backbone, fitted, SST2, examples)
-    trunks = TrunkCache()
-    same(score(backbone, fitted, SST2, examples, trunks=trunks), wanted)
-    monkeypatch.setattr("icrbench.backbone.trunk.trunk_states", None)  # the second time nothing is computed
-    same(score(backbone, fitted, SST2, examples, trunks=trunks), wanted)
+    reused = Reused()
+    same(score(backbone, fitted, SST2, examples, reused=reused), wanted)
+    monkeypatch.setattr("icrbench.backbone.reuse.trunk_states", None)  # the second time nothing is computed
+    same(score(backbone, fitted, SST2, examples, reused=reused), wanted)
 
 
 @families

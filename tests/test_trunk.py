@@ -7,7 +7,7 @@ from torch import Tensor
 from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.attention import extra_channels
 from icrbench.backbone.batch import PaddingSide
-from icrbench.backbone.trunk import TrunkCache, captured_input, continue_from, trunk_states
+from icrbench.backbone.trunk import captured_input, continue_from, trunk_states
 from reference import low_rank
 from tiny import FAMILIES, LAYERS, tiny_backbone, tiny_model
 
@@ -115,51 +115,3 @@ def test_forwards_that_were_replaced_before_are_put_back() -> None:
         assert calls == [1]
     finally:
         del block.forward  # type: ignore[misc]
-
-
-def test_the_cache_computes_each_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    backbone, trunks = tiny_backbone("llama"), TrunkCache()
-    computed: list[int] = []
-
-    def counted(backbone: Backbone, layer: int, batch: Batch) -> Tensor:
-        computed.append(layer)
-        return trunk_states(backbone, layer, batch)
-
-    monkeypatch.setattr("icrbench.backbone.trunk.trunk_states", counted)
-    first = trunks.states(backbone, 3, a_batch())
-    assert trunks.states(backbone, 3, a_batch()) is first
-    assert computed == [3]
-    others = [
-        trunks.states(backbone, 4, a_batch()),
-        trunks.states(backbone, 3, a_batch("left")),
-        trunks.states(backbone, 3, a_batch(seed=4)),
-        trunks.states(tiny_backbone("qwen2"), 3, a_batch()),
-        trunks.states(backbone, 3, a_batch(lengths=(30, 19, 24))),
-    ]
-    assert computed == [3, 4, 3, 3, 3, 3]
-    assert all(not torch.equal(other, first) for other in others)
-
-
-def test_the_cache_tells_padding_from_the_token_that_fills_it() -> None:
-    backbone, trunks = tiny_backbone("llama"), TrunkCache()
-    filled = make_batch([[5, 6, 0], [7, 8, 9]], ["", ""])
-    padded = make_batch([[5, 6], [7, 8, 9]], ["", ""])
-    assert torch.equal(filled.input_ids, padded.input_ids)
-    first = trunks.states(backbone, 3, filled)
-    assert trunks.states(backbone, 3, padded) is not first
-
-
-def test_the_cache_forgets_what_was_unused_for_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    backbone = tiny_backbone("llama")
-    size = trunk_states(backbone, 0, a_batch()).nbytes
-    trunks = TrunkCache(limit_bytes=2 * size)
-    kept = [trunks.states(backbone, 0, a_batch(seed=seed)) for seed in (1, 2)]
-    assert trunks.states(backbone, 0, a_batch(seed=1)) is kept[0]
-    trunks.states(backbone, 0, a_batch(seed=3))  # pushes out 2, which was used before 1
-    assert trunks.states(backbone, 0, a_batch(seed=1)) is kept[0]
-    assert trunks.states(backbone, 0, a_batch(seed=2)) is not kept[1]
-
-
-def test_a_cache_without_room_still_answers() -> None:
-    backbone, trunks = tiny_backbone("llama"), TrunkCache(limit_bytes=0)
-    assert torch.equal(trunks.states(backbone, 2, a_batch()), trunk_states(backbone, 2, a_batch()))

@@ -25,6 +25,7 @@ class Dimensions:
         heads: query heads, ``H``.
         kv_heads: key/value heads, ``G``; ``H / G`` query heads share one.
         head_dim: width of a head, ``d_k``; ``H * d_k`` may differ from ``d`` (Qwen3, Gemma 3).
+        inner: width of the feed-forward part.
     """
 
     layers: int
@@ -32,6 +33,7 @@ class Dimensions:
     heads: int
     kv_heads: int
     head_dim: int
+    inner: int
 
 
 Reader = Callable[[Tensor, Dimensions], Tensor]
@@ -90,6 +92,9 @@ class Anatomy:
         mlp: the feed-forward part, from a block.
         output: the attention's output projection, from the attention; its input is the concatenated heads.
         final_norm: the norm before the output head, from the text decoder.
+        attention_norm, mlp_norm: from a block, the norm through which what attention and the feed-forward part compute
+            goes before it is added to the residual stream, in families that have one (Gemma 3).
+        inputs: the projections that make queries, keys and values, from the attention; one where they are fused.
         query, key: the last projections before rotary embedding, after any q/k normalisation, from the attention.
         cache_argument: the keyword by which the attention takes its key/value cache.
     """
@@ -101,6 +106,9 @@ class Anatomy:
     final_norm: str
     query: Tap
     key: Tap
+    inputs: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    attention_norm: str | None = None
+    mlp_norm: str | None = None
     cache_argument: str = "cache"
 
 
@@ -135,6 +143,8 @@ ANATOMIES: dict[str, Anatomy] = {
         final_norm="norm",
         query=Tap("q_norm", _heads_first),
         key=Tap("k_norm", _heads_first),
+        attention_norm="post_attention_layernorm",
+        mlp_norm="post_feedforward_layernorm",
     ),
     "gpt2": Anatomy(
         blocks="h",
@@ -144,6 +154,7 @@ ANATOMIES: dict[str, Anatomy] = {
         final_norm="ln_f",
         query=Tap("c_attn", _block_split(0)),
         key=Tap("c_attn", _block_split(1)),
+        inputs=("c_attn",),
     ),
     "gpt_neox": Anatomy(
         blocks="layers",
@@ -153,6 +164,7 @@ ANATOMIES: dict[str, Anatomy] = {
         final_norm="final_layer_norm",
         query=Tap("query_key_value", _interleaved_split(0)),
         key=Tap("query_key_value", _interleaved_split(1)),
+        inputs=("query_key_value",),
         cache_argument="layer_past",
     ),
 }
@@ -173,9 +185,9 @@ def anatomy_of(config: Any) -> Anatomy:
     return ANATOMIES[family]
 
 
-def dimensions_of(model: PreTrainedModel) -> Dimensions:
+def dimensions_of(config: Any) -> Dimensions:
     """Sizes of a model's text stack, from its configuration."""
-    config: Any = model.config.get_text_config()
+    config = config.get_text_config()
     heads = int(config.num_attention_heads)
     return Dimensions(
         layers=int(config.num_hidden_layers),
@@ -183,6 +195,7 @@ def dimensions_of(model: PreTrainedModel) -> Dimensions:
         heads=heads,
         kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
         head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        inner=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
     )
 
 

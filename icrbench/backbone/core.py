@@ -51,7 +51,7 @@ class Backbone:
     def __post_init__(self) -> None:
         register_attention()
         self.anatomy = anatomy_of(self.model.config)
-        self.dims = dimensions_of(self.model)
+        self.dims = dimensions_of(self.model.config)
         self.model.set_attn_implementation(ATTENTION_NAME)
         self.model.eval().requires_grad_(False)
         text_config: Any = self.model.config.get_text_config()
@@ -117,12 +117,13 @@ class Backbone:
         states: Tensor = output.last_hidden_state
         return states
 
-    def logits(self, states: Tensor, token_ids: Tensor | None = None) -> Tensor:
+    def logits(self, states: Tensor, token_ids: Tensor | None = None, added: Tensor | None = None) -> Tensor:
         """Next-token logits ``[..., V]`` in float32 of final hidden states ``[..., d]``.
 
         Args:
             states: final hidden states.
             token_ids: ``[n]``: only these rows of the output head are computed, giving ``[..., n]``.
+            added: what a method adds to the output of the head, of the same shape.
         """
         head = self.model.get_output_embeddings()
         weight, bias = head.weight, getattr(head, "bias", None)
@@ -130,6 +131,7 @@ class Backbone:
             weight = weight[token_ids]
             bias = None if bias is None else bias[token_ids]
         logits = nn.functional.linear(states.to(weight.device), weight, bias).float()
+        logits = logits if added is None else logits + added
         softcap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
         return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 

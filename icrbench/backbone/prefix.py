@@ -1,15 +1,16 @@
 """Tokens that many prompts start with: their keys and values computed once."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from icrbench.backbone.batch import make_batch
+from icrbench.backbone.batch import Batch, make_batch
 from icrbench.backbone.core import Backbone
 
 SHORTEST_PREFIX = 16  # tokens; below this, computing a shared prefix apart costs more than it saves
+BATCH_TOKENS = 4096
 
 
 def shared_prefix(sequences: Sequence[tuple[int, ...]], own: int = 1) -> int:
@@ -44,3 +45,58 @@ def expanded(prefix: DynamicCache, rows: int) -> DynamicCache:
         layer.keys = layer.keys.expand(rows, -1, -1, -1)
         layer.values = layer.values.expand(rows, -1, -1, -1)
     return cache
+
+
+def prompt_batches(
+    backbone: Backbone, sequences: Sequence[tuple[int, ...]], texts: Sequence[str], own: int = 1
+) -> Iterator[tuple[list[int], Batch, DynamicCache | None]]:
+    """Cut prompts into batches; what successive prompts share (their demonstrations) is computed once.
+
+    Args:
+        backbone: the model, with nothing applied to it.
+        sequences: tokens of each prompt.
+        texts: zero-shot text of each prompt.
+        own: last tokens of every prompt that are to be in its batch, whatever it shares with others.
+
+    Yields:
+        Numbers of the prompts, the batch, and the cache of what they share, for `Backbone.hidden_states`.
+    """
+    alone: list[int] = []
+    for run in _runs(sequences):
+        if len(run) == 1:
+            alone += run
+            continue
+        shared = shared_prefix([sequences[row] for row in run], own)
+        if not shared:
+            alone += run
+            continue
+        prefix = prefix_cache(backbone, sequences[run[0]][:shared])
+        for rows in _cut([(row, len(sequences[row]) - shared) for row in run]):
+            ends = [sequences[row][shared:] for row in rows]
+            batch = make_batch(ends, [texts[row] for row in rows], device=backbone.device, prefix_length=shared)
+            yield rows, batch, expanded(prefix, len(rows))
+    for rows in _cut([(row, len(sequences[row])) for row in alone]):
+        whole = [sequences[row] for row in rows]
+        yield rows, make_batch(whole, [texts[row] for row in rows], device=backbone.device), None
+
+
+def _runs(sequences: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    """Successive sequences that share more than half of each with the first of their run."""
+    runs: list[list[int]] = []
+    for row, sequence in enumerate(sequences):
+        if runs:
+            first = sequences[runs[-1][0]]
+            if 2 * shared_prefix([first, sequence]) > max(len(first), len(sequence)):
+                runs[-1].append(row)
+                continue
+        runs.append([row])
+    return runs
+
+
+def _cut(lengths: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
+    """Rows, given with their lengths, in batches of similar length."""
+    order = sorted(lengths, key=lambda item: -item[1])
+    while order:
+        size = max(1, BATCH_TOKENS // order[0][1])
+        yield [row for row, _ in order[:size]]
+        order = order[size:]

@@ -5,7 +5,6 @@ enter that block (the trunk states) are therefore the same for every variant of 
 and for every evaluation.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -73,27 +72,3 @@ def _replaced_forward(block: nn.Module, forward: Callable[..., Tensor]) -> Itera
             del block.forward
         else:
             block.forward = before
-
-
-class TrunkCache:
-    """Trunk states of batches seen before, in memory, up to a number of bytes; those unused for longest go first."""
-
-    def __init__(self, limit_bytes: int = 2 << 30) -> None:
-        self._limit = limit_bytes
-        self._states: dict[tuple[Any, ...], Tensor] = {}
-
-    def states(self, backbone: Backbone, layer: int, batch: Batch) -> Tensor:
-        """The trunk states ``[B, T, d]`` of a batch at block ``layer``, computed if they are not here."""
-        key = (id(backbone), layer, tuple(batch.input_ids.shape), _fingerprint(batch))
-        states = self._states.pop(key, None)
-        if states is None:
-            states = trunk_states(backbone, layer, batch)
-        self._states[key] = states  # the most recently used are last
-        while sum(kept.nbytes for kept in self._states.values()) > self._limit:
-            del self._states[next(iter(self._states))]
-        return states
-
-
-def _fingerprint(batch: Batch) -> bytes:
-    ids = torch.where(batch.attention_mask[:, -batch.input_ids.shape[1] :] == 1, batch.input_ids, -1)
-    return hashlib.sha256(ids.cpu().numpy().tobytes()).digest()

@@ -9,7 +9,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import psutil
 import torch
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
@@ -17,6 +16,7 @@ from tqdm import tqdm
 
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.load import load_backbone
+from icrbench.backbone.memory import activation_bytes, cache_bytes, free_bytes
 from icrbench.cache import cache_folder
 from icrbench.environment import code_identity, environment
 from icrbench.errors import UserError, unknown
@@ -302,14 +302,8 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
 
     def _rows_that_fit(self, length: int) -> int:
         """Rows of ``length`` tokens for which memory is free, at least one."""
-        dims, device = self.backbone.dims, self.backbone.device
-        config: Any = self.backbone.model.config.get_text_config()
-        inner = getattr(config, "intermediate_size", None) or 4 * dims.hidden
-        # Keys and values of all blocks, and the widest activations of one.
-        per_token = 2 * dims.layers * dims.kv_heads * dims.head_dim + 8 * max(inner, dims.hidden)
-        on_gpu = device.type == "cuda"
-        free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
-        return max(1, int(free // 4 // (per_token * self.backbone.dtype.itemsize * max(1, length))))
+        per_token = cache_bytes(self.backbone) + activation_bytes(self.backbone)
+        return max(1, free_bytes(self.backbone.device) // 4 // (per_token * max(1, length)))
 
     def _autocast(self) -> torch.autocast:
         """What ``mixed_precision_dtype`` asks for."""

@@ -1,0 +1,97 @@
+"""Task vectors: the state in which a few-shot prompt ends, put in the place of a zero-shot prompt's own."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from icrbench.backbone import Backbone, Batch
+from icrbench.backbone.anatomy import Dimensions
+from icrbench.backbone.sites import Site
+from icrbench.episodes import Episodes, Questions, demonstration_tokens
+from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
+from icrbench.randomness import Randomness
+from icrbench.reading import last_token_vectors
+from icrbench.selection import by_layer
+from icrbench.steering import steered
+
+
+class TaskVectorFitted(Fitted):
+    """One vector and the block after which it takes the place of the last token's state.
+
+    Attributes:
+        config: ``layer``, and ``sweep``: held-out accuracy by layer (empty if the layer was given).
+        tensors: ``vector`` ``[d]``.
+    """
+
+    last_token_only: ClassVar[bool] = True
+    formula: ClassVar[str] = "d"
+
+    @property
+    def first_layer(self) -> int:
+        """The block after which the vector is put in."""
+        return int(self.config["layer"])
+
+    def parameters_by_formula(self, dims: Dimensions) -> int:
+        """``d``."""
+        return dims.hidden
+
+    def intervene(self, backbone: Backbone, batch: Batch) -> AbstractContextManager[None]:
+        """Replace the state of the context's last token."""
+        vector = self.tensors["vector"].to(backbone.device)
+
+        def replace(states: Tensor) -> Tensor:
+            return vector.expand_as(states)
+
+        return steered(backbone, batch, {Site("block", self.first_layer): replace}, "last")
+
+
+@register("task_vector")
+@dataclass(frozen=True)
+class TaskVector(Method):
+    """Task vectors (Hendel et al. 2023), as the ICR and I2CL papers use them.
+
+    The state after a block at the last token of a few-shot prompt whose query is a train row, never a test row. It
+    replaces the same state of the zero-shot prompt; it is not added. The block is the one that answers most held-out
+    train rows rightly. The original averages over two dummy queries and draws demonstrations anew for every test
+    query; one set of demonstrations and one dummy query are I2CL's form.
+
+    Attributes:
+        per_class: demonstrations per class.
+        per_task: demonstrations per in-domain task, for tasks without demonstrations of their own.
+        dummies: dummy queries averaged over.
+        layer: block number, from 0; none for the best on held-out rows.
+        held_out: train rows held out to choose it by.
+    """
+
+    per_class: int = 5
+    per_task: int = 3
+    dummies: int = 1
+    layer: int | None = None
+    held_out: int = 32
+
+    scope: ClassVar[Scope] = Scope.TASK
+    fitted: ClassVar[type[Fitted]] = TaskVectorFitted
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1."""
+        at_least_one(self, "per_class", "per_task", "dummies", "held_out")
+
+    def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> TaskVectorFitted:
+        """Read the state of every block, then choose one on held-out rows."""
+        episodes = Episodes(data, rng, per_class=self.per_class, per_task=self.per_task, held_out=self.held_out)
+        questions = Questions(backbone)
+        prompts = questions.in_context(episodes.episodes(self.dummies, queries_per_set=self.dummies))
+        sites = [Site("block", layer) for layer in range(backbone.dims.layers)]
+        states = last_token_vectors(backbone, prompts, sites)
+        candidates = [
+            TaskVectorFitted({"layer": site.layer, "sweep": []}, {"vector": states[site].mean(0)}) for site in sites
+        ]
+        return by_layer(self, self.layer, backbone, candidates, questions.zero_shot(episodes.held_out))
+
+    def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
+        """Few-shot prompts of the dummies and the held-out prompts."""
+        shown = demonstration_tokens(self.per_class, self.per_task, tokens, classes)
+        return shown + (self.dummies + self.held_out) * sum(tokens.values()) / len(tokens)
