@@ -27,6 +27,7 @@ from icrbench.backbone.anatomy import Dimensions
 from icrbench.errors import UserError, unknown
 from icrbench.files import write_atomic
 from icrbench.metering import Cost
+from icrbench.plugins import import_installed
 from icrbench.randomness import Randomness
 from icrbench.task import Example, Task
 
@@ -191,10 +192,14 @@ def register(name: str) -> Callable[[type[Method]], type[Method]]:
 
 
 def methods() -> dict[str, type[Method]]:
-    """Every method in ``methods/``, by name; the files are found, not listed."""
+    """Every method by name: those in ``methods/``, of installed packages and of folders imported before.
+
+    Files are found, not listed.
+    """
     package = importlib.import_module("icrbench.methods")
     for module in pkgutil.iter_modules(package.__path__, "icrbench.methods."):
         importlib.import_module(module.name)
+    import_installed()
     return dict(sorted(_REGISTRY.items()))
 
 
