@@ -162,7 +162,7 @@ class Runner:
     def _run_cell(self, cell: Cell, key: str, outcome: Outcome, say_result: Callable[[str], None]) -> None:
         started = datetime.now(UTC)
         try:
-            fitted, cost = self._fitted(cell)
+            fitted, cost = self.fitted(cell)
             begin = time.perf_counter()
             scored = self._score(cell, fitted)
             seconds = time.perf_counter() - begin
@@ -220,7 +220,7 @@ class Runner:
                 progress.update,
             )
 
-    def _fitted(self, cell: Cell) -> tuple[Fitted, Cost]:
+    def fitted(self, cell: Cell) -> tuple[Fitted, Cost]:
         """The cell's fit: from this run, from the results folder, or made now; and what it took."""
         method = cell.method.method
         key = _hash(self._fit_identity(method, cell.task, cell.seed))

@@ -62,14 +62,14 @@ class Commands:
         captured = self._capsys.readouterr()
         return Done(code, captured.out, captured.err)
 
-    def run(self, *more: object, out: str = "out", **options: object) -> Done:
-        """``icrbench run``: zero-shot on four demonstration rows of sst2, unless options say otherwise."""
+    def run(self, *more: object, out: str = "out", command: str = "run", **options: object) -> Done:
+        """``icrbench run``, or another command with its options: zero-shot on four demonstration rows of sst2, unless options say otherwise."""
         defaults: dict[str, object] = {"methods": "zero_shot", "models": model_folder(), "tasks": "sst2", "limit": 4}
         arguments: list[object] = [] if "data_dir" in options else ["--demo"]
         for name, value in {**defaults, "out": out and self.folder / out, "seeds": 0, **options}.items():
             if value is not None:
                 arguments += [f"--{name.replace('_', '-')}", value]
-        return self("run", *arguments, *more)
+        return self(command, *arguments, *more)
 
     def refused(self, done: Done, *words: str) -> None:
         """Exit code 2 and one sentence with these words, nothing more."""

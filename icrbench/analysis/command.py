@@ -1,0 +1,95 @@
+"""``icrbench analyse``: run the analyses of fitted methods and keep their outcome in the results folder."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from icrbench.analysis.iclness import iclness, log_probability_change
+from icrbench.analysis.latency import latency
+from icrbench.analysis.routing import Routed, importance
+from icrbench.backbone import Backbone
+from icrbench.backbone.load import load_backbone
+from icrbench.episodes import Labelled, Questions
+from icrbench.files import write_atomic
+from icrbench.grid import Request
+from icrbench.method import Fitted, Scope
+from icrbench.progress import bar, say
+from icrbench.protocol import Datasets
+from icrbench.runner import Cell, Runner
+from icrbench.store import Store
+
+SCHEMA = 1
+TOP_TOKENS = 200
+LENGTHS = (16, 32, 64, 128, 256, 512)
+
+
+def analyse(asked: Request, datasets: Datasets) -> list[Path]:
+    """Analyse every method and seed of a request on its tasks; fits that are not there are made.
+
+    Returns:
+        The files written, ``OUT/analysis/KIND-KEY.json``.
+    """
+    written: list[Path] = []
+    tasks = [task.name for task in asked.tasks]
+    for model in asked.models:
+        backbone = load_backbone(model, device=asked.device, dtype=asked.dtype, device_map=asked.device_map)
+        runner = Runner(backbone, datasets, asked.rules, Store(asked.out), asked.scoring, asked.command)
+        shown: dict[str, tuple[Fitted, int]] = {}
+        for method in asked.methods:
+            for seed in asked.seeds if method.method.seeded else [None]:
+                about = {"model": backbone.revision.name, "label": method.label, "seed": seed, "tasks": tasks}
+                fits = {task: runner.fitted(Cell(method, task, seed))[0] for task in tasks}
+                first = fits[tasks[0]]
+                shown.setdefault(method.label, (first, int(first.config.get("tokens", 0))))
+                if method.method.scope is not Scope.NONE and not first.shares_prefix:  # words change without a prompt
+                    tokens = _iclness(backbone, datasets, fits)
+                    written.append(_write(asked.out, "iclness", about, {"tokens": tokens}))
+                if all(hasattr(fitted, "strengths") for fitted in fits.values()):
+                    routing = {"layers": first.config["layers"], "by_task": _routing(datasets, fits)}
+                    written.append(_write(asked.out, "routing", about, routing))
+                say(f"analysed {method.label}" + ("" if seed is None else f" seed {seed}"))
+        text = datasets.tasks[tasks[0]].prompt(datasets.test(tasks[0])[0])
+        lengths = [length for length in LENGTHS if 2 * length <= backbone.max_length]
+        seconds = latency(backbone, shown, lengths, text)
+        about = {"model": backbone.revision.name, "label": "+".join(shown), "seed": None, "tasks": tasks[:1]}
+        written.append(_write(asked.out, "latency", about, {"lengths": lengths, "seconds": seconds}))
+    return written
+
+
+def _routing(datasets: Datasets, fits: dict[str, Fitted]) -> dict[str, Any]:
+    """Importance of layers, heads and directions, by task."""
+    found = {}
+    for name, fitted in fits.items():
+        texts = tuple(datasets.tasks[name].prompt(example) for example in datasets.test(name))
+        alpha, gamma = cast(Routed, fitted).strengths(texts)
+        found[name] = importance(alpha, gamma)
+    return found
+
+
+def _iclness(backbone: Backbone, datasets: Datasets, fits: dict[str, Fitted]) -> list[dict[str, Any]]:
+    """The tokens with the highest scores."""
+    questions = Questions(backbone)
+    changes = []
+    with bar("words made likelier", len(fits)) as progress:
+        for name, fitted in fits.items():
+            rows = [Labelled(datasets.tasks[name], example) for example in datasets.test(name)]
+            changes.append(log_probability_change(backbone, fitted, questions.zero_shot(rows)))
+            progress.update(1)
+    statistics = iclness(torch.stack(changes))
+    best = statistics["score"].topk(min(TOP_TOKENS, len(statistics["score"]))).indices.tolist()
+    tokens = backbone.tokenizer.convert_ids_to_tokens(best)
+    return [
+        {"token": token, **{name: float(values[index]) for name, values in statistics.items()}}
+        for index, token in zip(best, tokens, strict=True)
+    ]
+
+
+def _write(folder: Path, kind: str, about: dict[str, Any], content: dict[str, Any]) -> Path:
+    key = hashlib.sha256(json.dumps([kind, about], sort_keys=True).encode()).hexdigest()[:16]
+    path = folder / "analysis" / f"{kind}-{key}.json"
+    text = json.dumps({"schema": SCHEMA, "kind": kind, **about, **content}, indent=1, ensure_ascii=False)
+    write_atomic(path, text + "\n")
+    return path
