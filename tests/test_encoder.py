@@ -116,3 +116,22 @@ def test_an_encoder_that_is_not_here(name: str, way: str, monkeypatch: pytest.Mo
         SentenceEncoder(name)
     assert way in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_random_vectors_are_unit_fixed_and_their_own() -> None:
+    encoder = sentence_encoder("random")
+    found = encoder(TEXTS)
+    assert found.shape == (4, encoder.width) == (4, 384)
+    torch.testing.assert_close(found.norm(dim=1), torch.ones(4))
+    torch.manual_seed(5)
+    encoder.forget()
+    for index, text in enumerate(TEXTS):  # alone, and after the global random state has moved
+        assert torch.equal(encoder([text])[0], found[index])
+    cosines = found @ found.T - torch.eye(4)
+    assert 0 < cosines.abs().max() < 0.3  # different texts are nearly orthogonal, as random directions are
+
+
+def test_random_vectors_are_the_same_everywhere() -> None:
+    """Their value is part of every result made with them."""
+    expected = [-0.0166919, -0.0006972, 0.0645289]
+    assert sentence_encoder("random")(["a text"])[0, :3].tolist() == pytest.approx(expected, abs=1e-6)

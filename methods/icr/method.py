@@ -5,12 +5,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from icrbench.backbone import Backbone, Batch
+from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.attention import Position
 from icrbench.encoder import sentence_encoder
 from icrbench.errors import UserError, unknown
@@ -22,7 +23,7 @@ from .bases import Bases, Extraction, Pooling, Sampling, icl_bases
 from .directions import principal_directions, random_directions
 from .layers import Target, target_layers
 from .objective import Weights
-from .router import HIDDEN, Router
+from .router import HIDDEN, Router, Strength
 from .routing import Directions, RoutingScale, routed
 from .training import Schedule, train_router
 from .trunkstore import TrainingPrompt, TrunkStore
@@ -36,6 +37,19 @@ class ICRFitted(Fitted):
             training ``history``.
         tensors: ``directions.queries`` ``[L', H*d_k, r]``, ``directions.keys`` ``[L', G*d_k, r]``, ``router.*``.
     """
+
+    formula: ClassVar[str] = "(H+G)d_krL' + router"
+
+    def parameters_by_formula(self, dims: Dimensions) -> int:
+        """``(H + G) d_k r L'`` of the directions, and the router's two networks (a uniform one is one number)."""
+        sizes = self.config["router"]
+        layers, rank, hidden = sizes["layers"], sizes["rank"], sizes["hidden"]
+        both = {"alpha": rank, "gamma": dims.heads}
+        networks = [
+            1 if sizes[name] == "uniform" else (sizes["width"] + 1) * hidden + (hidden + 1) * layers * per_layer
+            for name, per_layer in both.items()
+        ]
+        return (dims.heads + dims.kv_heads) * dims.head_dim * rank * layers + sum(networks)
 
     @property
     def first_layer(self) -> int:
@@ -82,7 +96,8 @@ class ICR(Method):
 
     Attributes:
         rank: directions per layer.
-        basis: principal directions, or a random orthonormal basis (Table 3).
+        basis: principal directions, a random orthonormal basis (Table 3), or ``learned``: that random basis trained
+            with the router, without in-context prompts.
         center: subtract the mean before PCA.
         position: project vectors before or after rotary embedding.
         target: which third of the blocks is routed (Table 13).
@@ -94,8 +109,10 @@ class ICR(Method):
         queries_per_set: in-context prompts that share one draw of demonstrations; 1 is the paper's, more is cheaper.
         domains: ``all`` in-domain tasks, or some, joined by ``+`` (Table 5).
         train_per_domain: zero-shot training prompts per domain.
-        encoder: sentence encoder: ``minilm``, ``mpnet``, a folder or a hub id (Table 15).
+        encoder: sentence encoder: ``minilm``, ``mpnet``, a folder or a hub id (Table 15), or ``random``: a random
+            vector a text.
         hidden: width of the router's hidden layers.
+        alpha, gamma: ``uniform`` puts one learned number in place of that branch of the router (Table 4).
         routing_scale: ``paper`` adds the low-rank term as it is; ``attention`` multiplies it by the attention scale.
         learning_rate, batch_size, epochs, clip: AdamW training.
         length_groups: sort prompts by length within that many batches; 1 is plain shuffling.
@@ -105,7 +122,7 @@ class ICR(Method):
     """
 
     rank: int = 8
-    basis: Literal["pca", "random"] = "pca"
+    basis: Literal["pca", "random", "learned"] = "pca"
     center: bool = True
     position: Position = "pre_rope"
     target: Target = "late"
@@ -119,6 +136,8 @@ class ICR(Method):
     train_per_domain: int = 5000
     encoder: str = "minilm"
     hidden: int = HIDDEN
+    alpha: Strength = "routed"
+    gamma: Strength = "routed"
     routing_scale: RoutingScale = "paper"
     learning_rate: float = 1e-4
     batch_size: int = 4
@@ -152,12 +171,14 @@ class ICR(Method):
         directions = self._directions(backbone, pools, rng, data.workspace)
         store = TrunkStore(backbone, directions.layers[0], self._training_prompts(backbone, pools, rng), data.workspace)
         store.fill()
-        sizes = {
+        sizes: dict[str, Any] = {
             "width": sentence_encoder(self.encoder).width,
             "layers": len(directions.layers),
             "rank": self.rank,
             "heads": backbone.dims.heads,
             "hidden": self.hidden,
+            "alpha": self.alpha,
+            "gamma": self.gamma,
         }
         router = Router.initial(**sizes, generator=rng.torch("router"))
         history = train_router(
@@ -187,19 +208,18 @@ class ICR(Method):
             "router": sizes,
             "history": history,
         }
-        state = {f"router.{name}": t.detach().cpu() for name, t in router.state_dict().items()}
-        return ICRFitted(
-            config, {"directions.queries": directions.queries, "directions.keys": directions.keys, **state}
-        )
+        tensors = {"directions.queries": directions.queries, "directions.keys": directions.keys}
+        tensors |= {f"router.{name}": tensor for name, tensor in router.state_dict().items()}
+        return ICRFitted(config, {name: tensor.detach().cpu() for name, tensor in tensors.items()})
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
-        """In-context prompts, trunk states, and epochs of forward and backward passes over the routed third."""
+        """In-context prompts, trunk states, and epochs forward and backward from the first routed block on."""
         total = 0.0
+        share = {"late": 1 / 3, "middle": 2 / 3}.get(self.target, 1.0)
         for name, length in tokens.items():
             prompts = self.prompts_agnews if name == "agnews" else self.prompts_per_domain
             shown = self.per_class * classes[name] * length / self.queries_per_set
-            total += 0.0 if self.basis == "random" else prompts * (length + shown)
-            share = 1.0 if self.target == "all" else 1 / 3
+            total += prompts * (length + shown) if self.basis == "pca" else 0.0
             total += self.train_per_domain * length * (1 + 2 * self.epochs * share)
         return total
 
@@ -221,18 +241,22 @@ class ICR(Method):
         widths = {"queries": dims.heads * dims.head_dim, "keys": dims.kv_heads * dims.head_dim}
         if self.rank > min(widths.values()):
             raise UserError(f"icr.rank={self.rank} is more than the {min(widths.values())} key dimensions: lower it.")
-        if self.basis == "random":
-            generator = rng.torch("random-basis")
-            found = {
-                kind: [random_directions(width, self.rank, generator) for _ in layers] for kind, width in widths.items()
-            }
-        else:
+        if self.basis == "pca":
             bases = [self._bases(backbone, pool, rng, workspace) for pool in pools]
             found = {
                 kind: [self._principal(torch.cat([base.vectors(kind, layer) for base in bases])) for layer in layers]
                 for kind in ("queries", "keys")
             }
-        return Directions(layers, torch.stack(found["queries"]), torch.stack(found["keys"]), self.position)
+        else:
+            generator = rng.torch("random-basis")
+            found = {
+                kind: [random_directions(width, self.rank, generator) for _ in layers] for kind, width in widths.items()
+            }
+        queries, keys = (
+            torch.stack(found[kind]).to(backbone.device).requires_grad_(self.basis == "learned")
+            for kind in ("queries", "keys")
+        )
+        return Directions(layers, queries, keys, self.position)
 
     def _principal(self, vectors: Tensor) -> Tensor:
         spanned = len(vectors) - self.center  # a cloud of n points spans n - 1 directions around its mean
@@ -256,14 +280,14 @@ class ICR(Method):
         )
         return icl_bases(backbone, pool, how, rng, workspace)
 
-    def _training_prompts(self, backbone: Backbone, pools: list[Pool], rng: Randomness) -> list[TrainingPrompt]:
-        prompts = []
+    def _training_prompts(self, backbone: Backbone, pools: list[Pool], rng: Randomness) -> list[list[TrainingPrompt]]:
+        """Zero-shot prompts of each domain; which rows of a domain does not depend on the others."""
+        domains = []
         for pool in pools:
             prompter = Prompter(backbone, pool.task)
             rows = rng.python("training-queries", pool.task.name).sample(
                 pool.train, min(self.train_per_domain, len(pool.train))
             )
-            for row in rows:
-                prompt = prompter(row)
-                prompts.append(TrainingPrompt(prompt, prompt.options[row.label]))
-        return prompts
+            prompts = [(prompter(row), row.label) for row in rows]
+            domains.append([TrainingPrompt(prompt, prompt.options[label]) for prompt, label in prompts])
+        return domains

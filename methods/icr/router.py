@@ -1,11 +1,13 @@
 """The query-conditioned router."""
 
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 HIDDEN = 256  # width of the hidden layer; the paper does not state it
+
+Strength = Literal["routed", "uniform"]
 
 
 class Router(nn.Module):
@@ -13,24 +15,47 @@ class Router(nn.Module):
 
     ``alpha = tanh(g_a(e))`` weighs each direction of each layer, ``gamma = sigmoid(g_g(e))`` gates each head. The last
     layer of the alpha branch starts at zero, so an untrained router leaves the model exactly as it is (the paper's
-    initialisation is not stated).
+    initialisation is not stated). A ``uniform`` branch is one learned number instead (`Shared`).
     """
 
-    def __init__(self, width: int, layers: int, rank: int, heads: int, hidden: int = HIDDEN) -> None:
+    def __init__(
+        self,
+        width: int,
+        layers: int,
+        rank: int,
+        heads: int,
+        hidden: int = HIDDEN,
+        alpha: Strength = "routed",
+        gamma: Strength = "routed",
+    ) -> None:
         super().__init__()
         self._shape = (layers, rank, heads)
-        self.alpha = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, layers * rank))
-        self.gamma = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, layers * heads))
+        self.alpha = _branch(alpha, width, hidden, layers * rank)
+        self.gamma = _branch(gamma, width, hidden, layers * heads)
 
     @classmethod
-    def initial(cls, width: int, layers: int, rank: int, heads: int, hidden: int, generator: torch.Generator) -> Self:
+    def initial(
+        cls,
+        width: int,
+        layers: int,
+        rank: int,
+        heads: int,
+        hidden: int,
+        generator: torch.Generator,
+        alpha: Strength = "routed",
+        gamma: Strength = "routed",
+    ) -> Self:
         """A router with weights drawn from a generator, untouched by the global random state."""
-        router = cls(width, layers, rank, heads, hidden)
-        for parameter in router.parameters():
-            fan_in = parameter.shape[1] if parameter.dim() == 2 else parameter.shape[0]
-            nn.init.uniform_(parameter, -(fan_in**-0.5), fan_in**-0.5, generator=generator)
-        for parameter in router.alpha[2].parameters():
-            nn.init.zeros_(parameter)
+        router = cls(width, layers, rank, heads, hidden, alpha, gamma)
+        for branch in (router.alpha, router.gamma):
+            if isinstance(branch, Shared):
+                continue  # starts at zero
+            for parameter in branch.parameters():
+                fan_in = parameter.shape[1] if parameter.dim() == 2 else parameter.shape[0]
+                nn.init.uniform_(parameter, -(fan_in**-0.5), fan_in**-0.5, generator=generator)
+        if isinstance(router.alpha, nn.Sequential):
+            for parameter in router.alpha[2].parameters():
+                nn.init.zeros_(parameter)
         return router
 
     def forward(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,3 +64,25 @@ class Router(nn.Module):
         alpha = torch.tanh(self.alpha(embeddings)).unflatten(-1, (layers, rank))
         gamma = torch.sigmoid(self.gamma(embeddings)).unflatten(-1, (layers, heads))
         return alpha, gamma
+
+
+class Shared(nn.Module):
+    """One learned number in place of a branch: the same for every query, every layer and every direction or head.
+
+    It starts at zero, which is alpha 0 and gamma 0.5: where the routed branches start, on average.
+    """
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self._outputs = outputs
+        self.value = nn.Parameter(torch.zeros(1))
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """That number ``[B, outputs]`` times, whatever the embeddings ``[B, width]``."""
+        return self.value.expand(len(embeddings), self._outputs)
+
+
+def _branch(kind: Strength, width: int, hidden: int, outputs: int) -> nn.Sequential | Shared:
+    if kind == "uniform":
+        return Shared(outputs)
+    return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, outputs))

@@ -56,29 +56,34 @@ def train_router(
     encoder: str,
     rng: random.Random,
 ) -> list[dict[str, float]]:
-    """Train the router in place.
+    """Train the router in place, and with it those directions that require a gradient.
+
+    Such directions take the same AdamW steps as the router and share its clipping; they are free to leave the
+    orthonormal basis they start from.
 
     Returns:
         Per epoch the mean of each term of the objective.
     """
-    optimizer = torch.optim.AdamW(router.parameters(), lr=schedule.learning_rate)
-    steps_per_epoch = -(-len(store.lengths()) // schedule.batch_size)
+    trained = [*router.parameters(), *(t for t in (directions.queries, directions.keys) if t.requires_grad)]
+    optimizer = torch.optim.AdamW(trained, lr=schedule.learning_rate)
+    lengths = store.lengths()
+    steps_per_epoch = -(-len(lengths) // schedule.batch_size)
     total = steps_per_epoch * schedule.epochs
     history: list[dict[str, float]] = []
     step = 0
     with bar("training the router", total) as progress:
         for _ in range(schedule.epochs):
             sums = dict.fromkeys(("cross_entropy", "confidence", "sparsity", "gate", "accuracy"), 0.0)
-            for rows in epoch_batches(store.lengths(), schedule.batch_size, schedule.length_groups, rng):
+            for rows in epoch_batches(lengths, schedule.batch_size, schedule.length_groups, rng):
                 scale = alpha_scale(step / max(1, total - 1), schedule.final_scale)
                 data = store.load(rows)
                 logits, alpha, gamma = routed_logits(backbone, router, directions, data, routing_scale, encoder, scale)
                 parts = terms(logits, data.answers, data.entropy, alpha, gamma, weights.deepest)
                 optimizer.zero_grad()
                 parts.total(weights).backward()
-                torch.nn.utils.clip_grad_norm_(router.parameters(), schedule.clip)
+                torch.nn.utils.clip_grad_norm_(trained, schedule.clip)
                 optimizer.step()
-                share = len(rows) / len(store.lengths())
+                share = len(rows) / len(lengths)
                 for name in ("cross_entropy", "confidence", "sparsity", "gate"):
                     sums[name] += float(getattr(parts, name).detach()) * share
                 sums["accuracy"] += float((logits.argmax(1) == data.answers).float().mean()) * share
@@ -98,7 +103,10 @@ def routed_logits(
     encoder: str,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Next-token logits ``[B, V]`` under the router, with its alpha and gamma; differentiable in the router."""
+    """Next-token logits ``[B, V]`` under the router, with its alpha and gamma.
+
+    Differentiable in the router and in the directions.
+    """
     embeddings = sentence_encoder(encoder)(data.batch.texts).to(next(router.parameters()).device)
     alpha, gamma = router(embeddings)
     alpha = alpha * scale

@@ -1,14 +1,16 @@
 """Trunk states of the training prompts: computed once, on disk, in pieces that survive an interruption.
 
 Everything below the first routed layer does not depend on the router. Each prompt's hidden states at that layer are
-kept in half precision with one scale a token (so that the few very large entries some models carry do not overflow),
-together with what else training needs: the answer's token and the unrouted model's entropy.
+kept in half precision with one scale a token (so that the few very large entries some models carry do not overflow).
+What else training needs of the unrouted model, its entropy at the answer, depends on no layer and lies in a file of
+its own: another target layer then costs only the blocks below it.
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -17,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from icrbench.backbone import Backbone, Batch, make_batch
-from icrbench.backbone.trunk import captured_input
+from icrbench.backbone.trunk import captured_input, trunk_states
 from icrbench.files import write_atomic
 from icrbench.progress import bar
 from icrbench.prompting import Prompt
@@ -54,19 +56,40 @@ class TrunkBatch:
     entropy: Tensor
 
 
-class TrunkStore:
-    """Trunk states of a list of prompts at one layer, for one model."""
+@dataclass(frozen=True)
+class _Piece:
+    """Prompts, by number and longest first, whose states lie in one file and whose entropies in another."""
 
-    def __init__(self, backbone: Backbone, layer: int, prompts: Sequence[TrainingPrompt], workspace: Path) -> None:
+    rows: list[int]
+    states: Path
+    entropy: Path
+
+
+class TrunkStore:
+    """Trunk states of the training prompts of some domains at one layer, for one model.
+
+    Prompts are numbered through, domain after domain. Each domain's pieces follow from its own prompts alone, so any
+    set of domains shares them, and states are the same to the last bit in whatever company they were computed.
+    """
+
+    def __init__(
+        self, backbone: Backbone, layer: int, domains: Sequence[Sequence[TrainingPrompt]], workspace: Path
+    ) -> None:
         self._backbone = backbone
         self._layer = layer
-        self._prompts = prompts
-        digest = hashlib.sha256(json.dumps([backbone.identity(), layer], sort_keys=True).encode())
-        for item in prompts:
-            digest.update(repr((item.prompt.tokens, item.answer)).encode())
-        self._folder = workspace / "trunks" / digest.hexdigest()[:16]
-        self._order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i].prompt.tokens), i))
-        self._place = {row: divmod(rank, PIECE) for rank, row in enumerate(self._order)}
+        self._prompts = [item for prompts in domains for item in prompts]
+        self._pieces: list[_Piece] = []
+        first = 0
+        for prompts in domains:
+            tokens = [item.prompt.tokens for item in prompts]
+            folder = workspace / "trunks" / _digest(backbone, tokens)
+            order = sorted(range(len(tokens)), key=lambda row: (-len(tokens[row]), row))
+            for number, start in enumerate(range(0, len(order), PIECE)):
+                rows = [first + row for row in order[start : start + PIECE]]
+                states = folder / f"{number:05d}.layer-{layer:02d}.safetensors"
+                self._pieces.append(_Piece(rows, states, folder / f"{number:05d}.entropy.safetensors"))
+            first += len(prompts)
+        self._places = {row: (piece, place) for piece in self._pieces for place, row in enumerate(piece.rows)}
 
     def lengths(self) -> list[int]:
         """Tokens of each prompt."""
@@ -75,11 +98,10 @@ class TrunkStore:
     def fill(self) -> None:
         """Compute the pieces that are not on disk yet."""
         with bar("trunk states", len(self._prompts)) as progress:
-            for piece in range(-(-len(self._order) // PIECE)):
-                rows = self._order[piece * PIECE : (piece + 1) * PIECE]
-                if not self._path(piece).exists():
-                    self._compute(piece, rows)
-                progress.update(len(rows))
+            for piece in self._pieces:
+                if not (piece.states.exists() and piece.entropy.exists()):
+                    self._compute(piece)
+                progress.update(len(piece.rows))
 
     def load(self, rows: Sequence[int]) -> TrunkBatch:
         """The training batch of some prompts, by number."""
@@ -91,42 +113,66 @@ class TrunkStore:
         )
         width = batch.input_ids.shape[1]
         states = torch.zeros(len(rows), width, self._backbone.dims.hidden)
-        entropies = []
         for index, row in enumerate(rows):
-            piece, place = self._place[row]
-            with safe_open(self._path(piece), framework="pt") as file:
+            piece, place = self._places[row]
+            with safe_open(piece.states, framework="pt") as file:
                 own = file.get_tensor(f"{place}.states").float() * file.get_tensor(f"{place}.scale")
-                states[index, : own.shape[0]] = own
-                entropies.append(file.get_tensor(f"{place}.entropy"))
+            states[index, : own.shape[0]] = own
         device, dtype = self._backbone.device, self._backbone.dtype
         return TrunkBatch(
             batch=batch,
             states=states.to(device, dtype),
             answers=torch.tensor([item.answer for item in prompts], device=device),
-            entropy=torch.stack(entropies).to(device),
+            entropy=self._entropy[list(rows)].to(device),
         )
 
-    def _path(self, piece: int) -> Path:
-        return self._folder / f"{piece:05d}.safetensors"
+    @cached_property
+    def _entropy(self) -> Tensor:
+        """Of the unrouted model at the answer of every prompt, ``[N]``."""
+        entropies = torch.zeros(len(self._prompts))
+        for piece in self._pieces:
+            with safe_open(piece.entropy, framework="pt") as file:
+                entropies[piece.rows] = file.get_tensor("entropy")
+        return entropies
 
     @torch.inference_mode()
-    def _compute(self, piece: int, rows: Sequence[int]) -> None:
+    def _compute(self, piece: _Piece) -> None:
+        known = piece.entropy.exists()
         tensors: dict[str, Tensor] = {}
+        entropies: list[Tensor] = []
         start = 0
-        while start < len(rows):
-            longest = len(self._prompts[rows[start]].prompt.tokens)
-            chunk = rows[start : start + max(1, BATCH_TOKENS // longest)]
-            sequences = [self._prompts[row].prompt.tokens for row in chunk]
-            batch = make_batch(sequences, [""] * len(chunk), device=self._backbone.device)
-            with captured_input(self._backbone, self._layer, stop=False) as captured:
-                final = self._backbone.hidden_states(batch)
-            uncertainty = entropy(self._backbone.logits(batch.at_last(final))).cpu()
+        while start < len(piece.rows):
+            longest = len(self._prompts[piece.rows[start]].prompt.tokens)
+            sequences = [
+                self._prompts[row].prompt.tokens for row in piece.rows[start : start + max(1, BATCH_TOKENS // longest)]
+            ]
+            batch = make_batch(sequences, [""] * len(sequences), device=self._backbone.device)
+            if known:
+                entering = trunk_states(self._backbone, self._layer, batch)
+            else:
+                entering, uncertainty = self._whole_pass(batch)
+                entropies.append(uncertainty.float().cpu())
             for index, sequence in enumerate(sequences):
-                states = captured[0][index, : len(sequence)].float().cpu()
+                states = entering[index, : len(sequence)].float().cpu()
                 scale = (states.abs().amax(1, keepdim=True) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
                 place = start + index
                 tensors[f"{place}.states"] = (states / scale).half()
                 tensors[f"{place}.scale"] = scale
-                tensors[f"{place}.entropy"] = uncertainty[index].clone()
-            start += len(chunk)
-        write_atomic(self._path(piece), save(tensors))
+            start += len(sequences)
+        write_atomic(piece.states, save(tensors))
+        if not known:
+            write_atomic(piece.entropy, save({"entropy": torch.cat(entropies)}))
+
+    def _whole_pass(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The states entering the layer, and the unrouted model's entropy at the answers."""
+        with captured_input(self._backbone, self._layer, stop=False) as captured:
+            final = self._backbone.hidden_states(batch)
+        return captured[0], entropy(self._backbone.logits(batch.at_last(final)))
+
+
+def _digest(backbone: Backbone, tokens: Sequence[tuple[int, ...]]) -> str:
+    """What a domain's states depend on."""
+    digest = hashlib.sha256(json.dumps(backbone.identity(), sort_keys=True).encode())
+    for sequence in tokens:
+        digest.update(repr(sequence).encode())
+    return digest.hexdigest()[:16]

@@ -1,4 +1,5 @@
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,8 @@ import torch
 from torch import Tensor
 
 from icr_setup import demo_test, pools
-from icrbench.backbone import Backbone, make_batch
-from icrbench.backbone.trunk import TrunkCache
+from icrbench.backbone import Backbone, Revision, make_batch
+from icrbench.backbone.reuse import Reused
 from icrbench.encoder import _local_folder, sentence_encoder
 from icrbench.errors import UserError
 from icrbench.method import Artefact, FitData, make_method
@@ -21,7 +22,7 @@ from icrbench.prompting import Prompter
 from icrbench.randomness import Randomness
 from icrbench.scoring import score
 from slow_attention import Reference, Term
-from tiny import FAMILIES, tiny_backbone, tokenizer
+from tiny import CONFIGS, FAMILIES, tiny_backbone, tokenizer
 
 SMALL = ICR(
     rank=3,
@@ -50,9 +51,9 @@ def fit(
     return method.fit(tiny_backbone(family), FitData(pools(*tasks), None, workspace), Randomness(seed))
 
 
-def logits_of(fitted: Any, name: str = "sst2", family: str = "llama", trunks: TrunkCache | None = None) -> Tensor:
+def logits_of(fitted: Any, name: str = "sst2", family: str = "llama", reused: Reused | None = None) -> Tensor:
     task = pools(name)[name].task
-    scored = score(tiny_backbone(family), fitted, task, demo_test(name)[:8], trunks=trunks)
+    scored = score(tiny_backbone(family), fitted, task, demo_test(name)[:8], reused=reused)
     return torch.tensor([row.option_logits for row in scored])
 
 
@@ -66,7 +67,8 @@ def test_defaults_are_the_paper_s() -> None:
         "rank": 8, "basis": "pca", "center": True, "position": "pre_rope", "target": "late", "pooling": "last",
         "prompts_per_domain": 5000, "prompts_agnews": 10000, "per_class": 5, "sampling": "balanced",
         "queries_per_set": 1, "domains": "all", "train_per_domain": 5000, "encoder": "minilm", "hidden": 256,
-        "routing_scale": "paper", "learning_rate": 1e-4, "batch_size": 4, "epochs": 2, "clip": 1.0,
+        "alpha": "routed", "gamma": "routed", "routing_scale": "paper",
+        "learning_rate": 1e-4, "batch_size": 4, "epochs": 2, "clip": 1.0,
         "length_groups": 1, "w_confidence": 0.01, "w_sparsity": 0.001, "w_gate": 0.02, "deepest": 3.0,
         "final_scale": 0.8,
     }  # fmt: skip
@@ -146,16 +148,17 @@ def test_training_prompts_are_zero_shot_rows_with_their_answers(
 
     taken: list[Any] = []
 
-    def spy(_backbone: Backbone, layer: int, prompts: list[Any], _workspace: Path) -> Any:
-        taken.extend([layer, prompts])
+    def spy(_backbone: Backbone, layer: int, domains: list[list[Any]], _workspace: Path) -> Any:
+        taken.extend([layer, domains])
         raise Enough
 
     monkeypatch.setattr(icr_method, "TrunkStore", spy)
     with pytest.raises(Enough):
         fit(workspace)
-    layer, prompts = taken
+    layer, domains = taken
     assert layer == 4
-    assert len(prompts) == 16
+    assert [len(prompts) for prompts in domains] == [8, 8]
+    prompts = [item for prompts in domains for item in prompts]
     answers = {}
     for name in TASKS:
         pool = pools(name)[name]
@@ -184,9 +187,9 @@ def test_saved_and_loaded_it_scores_the_same(workspace: Path, tmp_path: Path) ->
 def test_scores_from_the_trunk_are_those_of_the_full_path(family: str, workspace: Path) -> None:
     fitted = fit(workspace, replace(SMALL, epochs=1), family=family)
     assert fitted.first_layer == 4
-    full, trunks = logits_of(fitted, family=family), TrunkCache()
+    full, reused = logits_of(fitted, family=family), Reused()
     for _ in range(2):  # filling the cache, and from it
-        torch.testing.assert_close(logits_of(fitted, family=family, trunks=trunks), full, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(logits_of(fitted, family=family, reused=reused), full, atol=1e-5, rtol=1e-5)
     zero = logits_of(ZeroShotFitted({}, {}), family=family)
     assert (zero - full).abs().max() > 1e-4  # ten times the tolerance above
 
@@ -252,6 +255,119 @@ def test_a_random_basis_needs_no_prompts(tmp_path: Path, monkeypatch: pytest.Mon
     assert not torch.equal(first.tensors["directions.keys"][0], first.tensors["directions.keys"][1])
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_learned_basis_is_trained_without_prompts_and_kept_in_the_artefact(
+    family: str, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("in-context prompts were run")
+
+    monkeypatch.setattr(icr_method, "icl_bases", refuse)
+    learned = fit(workspace, replace(SMALL, basis="learned"), family=family)
+    start = fit(workspace, replace(SMALL, basis="random"), family=family)
+    for kind in ("directions.queries", "directions.keys"):
+        assert learned.tensors[kind].shape == start.tensors[kind].shape
+        difference = (learned.tensors[kind] - start.tensors[kind]).abs()
+        assert difference.amax((1, 2)).min() > 1e-3  # every layer's has moved
+        assert difference.max() < 0.2  # from where the random basis lies: at most 12 steps of 0.01
+        assert not learned.tensors[kind].requires_grad
+    backbone = tiny_backbone(family)
+    Artefact(replace(SMALL, basis="learned"), learned, backbone.identity()).save(tmp_path)
+    loaded = Artefact.load(tmp_path, backbone).fitted
+    assert isinstance(loaded, ICRFitted)
+    assert same(loaded, learned)
+    full = logits_of(learned, family=family)
+    assert torch.equal(logits_of(loaded, family=family), full)
+    torch.testing.assert_close(logits_of(learned, family=family, reused=Reused()), full, atol=1e-5, rtol=1e-5)
+    assert (full - logits_of(start, family=family)).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(("branch", "left"), [("alpha", "gamma"), ("gamma", "alpha")])
+def test_a_uniform_branch_gives_every_query_the_same(branch: str, left: str, workspace: Path, tmp_path: Path) -> None:
+    method = make_method("icr", {**SMALL.hyperparameters(), branch: "uniform"})
+    fitted, backbone = fit(workspace, method), tiny_backbone("llama")
+    Artefact(method, fitted, backbone.identity()).save(tmp_path)
+    loaded = Artefact.load(tmp_path, backbone).fitted
+    assert isinstance(loaded, ICRFitted)
+    texts = tuple(pools("sst2")["sst2"].task.prompt(row) for row in demo_test("sst2")[:3])
+    strengths = dict(zip(("alpha", "gamma"), loaded.strengths(texts), strict=True))
+    assert strengths[branch].unique().numel() == 1
+    assert strengths[branch].unique() not in (0.0, 0.5)  # it has been trained
+    assert strengths[left].std(0).min() > 0
+    assert torch.equal(logits_of(loaded), logits_of(fitted))
+    assert (logits_of(fitted) - logits_of(ZeroShotFitted({}, {}))).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "change", [{"basis": "learned"}, {"alpha": "uniform"}, {"gamma": "uniform"}, {"encoder": "random"}, {"rank": 16}]
+)
+def test_without_strength_every_variant_is_zero_shot_bit_for_bit(
+    change: dict[str, Any], family: str, workspace: Path
+) -> None:
+    method = replace(SMALL, epochs=1, **{"basis": "random", **change})
+    zero = logits_of(ZeroShotFitted({}, {}), family=family)
+    fitted = fit(workspace, method, family=family)
+    assert fitted.first_layer == 4
+    assert not torch.equal(logits_of(fitted, family=family), zero)
+    silent = ICRFitted({**fitted.config, "alpha_scale": 0.0}, fitted.tensors)
+    assert torch.equal(logits_of(silent, family=family), zero)
+    # Gates that are shut to the last bit.
+    last = "router.gamma.value" if method.gamma == "uniform" else "router.gamma.2.bias"
+    shut = {last: torch.full_like(fitted.tensors[last], -1e4)}
+    assert torch.equal(logits_of(ICRFitted(fitted.config, {**fitted.tensors, **shut}), family=family), zero)
+
+
+@pytest.mark.parametrize("basis", ["pca", "learned"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_runs(family: str, basis: Any, tmp_path: Path) -> None:
+    backbone = tiny_backbone(family, torch.bfloat16)
+    fitted = replace(SMALL, basis=basis).fit(backbone, FitData(pools(*TASKS), None, tmp_path), Randomness(0))
+    assert {tensor.dtype for tensor in fitted.tensors.values()} == {torch.float32}
+    task = pools("sst2")["sst2"].task
+    routed, plain = (
+        [row.option_logits for row in score(backbone, method, task, demo_test("sst2")[:4])]
+        for method in (fitted, ZeroShotFitted({}, {}))
+    )
+    assert torch.tensor(routed).isfinite().all()
+    assert routed != plain
+
+
+def test_random_vectors_in_place_of_the_encoder(workspace: Path) -> None:
+    """Queries still differ from one another; the bases and trunks are those of the real encoder."""
+    fitted = fit(workspace, replace(SMALL, encoder="random"))
+    plain = fit(workspace)
+    assert torch.equal(fitted.tensors["directions.keys"], plain.tensors["directions.keys"])
+    alpha, _ = fitted.strengths(("one text", "another", "one text"))
+    assert torch.equal(alpha[0], alpha[2])
+    assert not torch.equal(alpha[0], alpha[1])
+    assert not same(fitted, plain)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 16])
+def test_any_rank_up_to_the_key_space(rank: int, workspace: Path) -> None:
+    method = replace(SMALL, rank=rank, prompts_per_domain=10, epochs=1)
+    fitted = fit(workspace, method)
+    assert fitted.tensors["directions.keys"].shape == (2, 16, rank)
+    assert (logits_of(fitted) - logits_of(ZeroShotFitted({}, {}))).abs().max() > 1e-4
+
+
+def test_a_rank_of_64_where_the_model_is_wide_enough(tmp_path: Path) -> None:
+    """GPT-NeoX has no grouped keys, 48 dimensions; a wide random one has 96."""
+    config = deepcopy(CONFIGS["gpt_neox"][1])
+    config.hidden_size = 96
+    torch.manual_seed(0)
+    model = CONFIGS["gpt_neox"][0](config).eval()
+    backbone = Backbone(model, tokenizer(), Revision("wide", "wide", "0"))
+    data = FitData(pools(*TASKS), None, tmp_path)
+    method = replace(SMALL, rank=64, prompts_per_domain=40, epochs=1, per_class=1)
+    fitted = method.fit(backbone, data, Randomness(0))
+    for kind in ("queries", "keys"):
+        basis = fitted.tensors[f"directions.{kind}"][0]
+        assert basis.shape == (96, 64)
+        torch.testing.assert_close(basis.T @ basis, torch.eye(64), atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("target", "layers"), [("all", list(range(6))), ("early", [0, 1]), ("middle", [2, 3]), ("late", [4, 5])]
 )
@@ -262,7 +378,7 @@ def test_any_third_can_be_routed(target: Any, layers: list[int], workspace: Path
     assert fitted.tensors["directions.queries"].shape[0] == len(layers)
     full = logits_of(fitted)
     assert (full - logits_of(ZeroShotFitted({}, {}))).abs().max() > 1e-3
-    torch.testing.assert_close(logits_of(fitted, trunks=TrunkCache()), full, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logits_of(fitted, reused=Reused()), full, atol=1e-5, rtol=1e-5)
 
 
 def test_variants_share_bases_and_trunks(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,10 +399,24 @@ def test_variants_share_bases_and_trunks(workspace: Path, monkeypatch: pytest.Mo
         {"w_gate": 0.0},
         {"routing_scale": "paper"},
         {"domains": "sst2+trec+sst2"},
+        {"domains": "trec"},
+        {"alpha": "uniform"},
+        {"gamma": "uniform"},
+        {"encoder": "random"},
+        {"basis": "learned"},
     ]
     for change in changes:
         fit(workspace, replace(SMALL, epochs=1, **change))
     assert same(fit(workspace, replace(SMALL, encoder="a folder")), expected)
+
+
+def test_a_fit_is_the_same_whatever_was_on_disk_before(tmp_path: Path) -> None:
+    """Other thirds, other sets of domains: a fit after them equals a fit from nothing."""
+    for change in ({"target": "all"}, {"domains": "trec"}, {"target": "middle", "domains": "sst2"}):
+        fit(tmp_path / "used", replace(SMALL, epochs=1, **change))
+    for change in ({}, {"target": "early"}, {"target": "middle"}):
+        method = replace(SMALL, epochs=1, **change)
+        assert same(fit(tmp_path / "used", method), fit(tmp_path / "-".join(["new", *change.values()]), method))
 
 
 def test_cached_parameters_are_what_is_stored(workspace: Path) -> None:

@@ -14,16 +14,16 @@ from icrbench.methods.icr.routing import Directions
 from icrbench.methods.icr.training import routed_logits
 from icrbench.methods.icr.trunkstore import TrunkBatch
 from slow_attention import Reference, Term
-from tiny import tiny_backbone
+from tiny import FAMILIES, tiny_backbone
 
 SIZES = {"width": ToyEncoder.width, "layers": 2, "rank": 3, "heads": 6, "hidden": 7}
 WEIGHTS = Weights(0.01, 0.001, 0.02, 3.0)
 
 
-def router_of(seed: int = 0, *, started: bool = False) -> Router:
+def router_of(seed: int = 0, *, started: bool = False, **kinds: Any) -> Router:
     """A router; ``started`` moves its alpha branch away from the zero it begins with."""
-    router = Router.initial(**SIZES, generator=torch.Generator().manual_seed(seed))
-    if started:
+    router = Router.initial(**SIZES, generator=torch.Generator().manual_seed(seed), **kinds)
+    if started and isinstance(router.alpha, nn.Sequential):
         generator = torch.Generator().manual_seed(99)
         with torch.no_grad():
             for parameter in router.alpha[2].parameters():
@@ -64,6 +64,24 @@ def test_the_start_follows_the_generator_alone() -> None:
     for name, tensor in first.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name])
     assert not torch.equal(first.gamma[0].weight, other.gamma[0].weight)
+
+
+@pytest.mark.parametrize("branch", ["alpha", "gamma"])
+def test_a_uniform_branch_is_one_number_for_all(branch: str) -> None:
+    full, router = router_of(started=True), router_of(started=True, **{branch: "uniform"})
+    embeddings = ToyEncoder()(["a", "b", "c"])
+    place = ("alpha", "gamma").index(branch)
+    found = router(embeddings)
+    assert [tensor.shape for tensor in found] == [tensor.shape for tensor in full(embeddings)]
+    assert torch.equal(found[place], torch.full_like(found[place], 0.0 if branch == "alpha" else 0.5))  # the start
+    with torch.no_grad():
+        getattr(router, branch).value.fill_(0.7)
+    value = np.tanh(0.7) if branch == "alpha" else 1 / (1 + np.exp(-0.7))
+    found = router(embeddings)
+    torch.testing.assert_close(found[place], torch.full_like(found[place], value))
+    assert found[1 - place].std(0).min() > 1e-3  # the other branch still reads the query
+    names = {name for name, _ in router.named_parameters() if name.startswith(branch)}
+    assert names == {f"{branch}.value"}
 
 
 class Setting:
@@ -155,6 +173,48 @@ def test_gradient_equals_finite_differences(family: str, started: bool, monkeypa
         single[gradient.abs().argmax()] = 1
         entry = single.view_as(gradient)
         assert slope(name, entry, 5e-3) == pytest.approx(float((gradient * entry).sum()), rel=0.02, abs=1.5e-4), name
+
+
+@pytest.mark.parametrize("kinds", [{"alpha": "uniform"}, {"gamma": "uniform"}])
+def test_gradient_of_a_uniform_branch_equals_finite_differences(
+    kinds: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = Setting("llama", monkeypatch)
+    router = router_of(started=True, **kinds)
+    (branch,) = kinds
+    value = getattr(router, branch).value
+    with torch.no_grad():
+        value.fill_(0.2)
+    (gradient,) = torch.autograd.grad(setting.loss(router), [value])
+    losses = []
+    with torch.no_grad():
+        for moved in (0.205, 0.195):
+            value.fill_(moved)
+            losses.append(float(setting.loss(router)))
+    assert abs(float(gradient)) > 5e-3
+    assert (losses[0] - losses[1]) / 0.01 == pytest.approx(float(gradient), rel=0.02, abs=1.5e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_of_learned_directions_equals_finite_differences(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(family, monkeypatch)
+    router = router_of(started=True)
+    bases = {"queries": setting.found.queries.requires_grad_(), "keys": setting.found.keys.requires_grad_()}
+    gradients = torch.autograd.grad(setting.loss(router), list(bases.values()))
+    for (kind, basis), gradient in zip(bases.items(), gradients, strict=True):
+        kept = basis.detach().clone()
+        for layer in range(2):
+            along = torch.zeros_like(gradient)
+            along[layer] = gradient[layer] / gradient[layer].norm()
+            losses = []
+            with torch.no_grad():
+                for sign in (1, -1):
+                    basis.copy_(kept + sign * 1e-2 * along)
+                    losses.append(float(setting.loss(router)))
+                basis.copy_(kept)
+            slope = (losses[0] - losses[1]) / 2e-2
+            assert slope == pytest.approx(float(gradient[layer].norm()), rel=0.02, abs=1.5e-4), (kind, layer)
+            assert slope > 1e-3, (kind, layer)
 
 
 def test_no_gradient_reaches_the_model_or_the_trunk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from icr_setup import ToyEncoder, some_directions, training_prompts
 from icrbench.methods.icr import training
 from icrbench.methods.icr.objective import Weights, terms
 from icrbench.methods.icr.router import Router
+from icrbench.methods.icr.routing import Directions
 from icrbench.methods.icr.training import Schedule, epoch_batches, routed_logits, train_router
 from icrbench.methods.icr.trunkstore import TrunkStore
 from tiny import tiny_backbone
@@ -23,8 +24,8 @@ BACKBONE = "llama"
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> TrunkStore:
     backbone = tiny_backbone(BACKBONE)
-    prompts = training_prompts(backbone, "sst2", 7) + training_prompts(backbone, "trec", 7)
-    made = TrunkStore(backbone, 4, prompts, tmp_path_factory.mktemp("trunks"))
+    domains = [training_prompts(backbone, name, 7) for name in ("sst2", "trec")]
+    made = TrunkStore(backbone, 4, domains, tmp_path_factory.mktemp("trunks"))
     made.fill()
     return made
 
@@ -39,13 +40,18 @@ def new_router(seed: int = 0) -> Router:
 
 
 def train(
-    store: TrunkStore, router: Router, schedule: Schedule = SCHEDULE, weights: Weights = WEIGHTS, order: int = 0
+    store: TrunkStore,
+    router: Router,
+    schedule: Schedule = SCHEDULE,
+    weights: Weights = WEIGHTS,
+    order: int = 0,
+    directions: Directions | None = None,
 ) -> list[dict[str, float]]:
     backbone = tiny_backbone(BACKBONE)
     return train_router(
         backbone,
         router,
-        some_directions(backbone),
+        directions or some_directions(backbone),
         store,
         schedule,
         weights,
@@ -130,6 +136,52 @@ def test_steps_are_those_of_adamw_on_the_clipped_gradient(store: TrunkStore) -> 
     for name, tensor in router.state_dict().items():
         torch.testing.assert_close(tensor, expected.state_dict()[name], atol=2e-5, rtol=1e-3)
     assert history[0]["cross_entropy"] == pytest.approx(cross, rel=1e-4)
+
+
+def free_directions() -> Directions:
+    found = some_directions(tiny_backbone(BACKBONE))
+    found.queries.requires_grad_()
+    found.keys.requires_grad_()
+    return found
+
+
+def test_learned_directions_take_the_router_s_steps(store: TrunkStore) -> None:
+    """One optimizer, one learning rate, one norm to clip, and nothing that pulls them back to orthonormal."""
+    backbone = tiny_backbone(BACKBONE)
+    schedule = replace(SCHEDULE, epochs=1, clip=0.05)
+    router, directions = new_router(), free_directions()
+    train(store, router, schedule, directions=directions)
+    expected, moved = new_router(), free_directions()
+    trained = [*expected.parameters(), moved.queries, moved.keys]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2)
+    order = list(range(14))
+    random.Random(0).shuffle(order)
+    for step, scale in enumerate((1.0, 0.95, 0.85, 0.8)):
+        data = store.load(order[4 * step : 4 * step + 4])
+        logits, alpha, gamma = routed_logits(backbone, expected, moved, data, "attention", "toy", scale)
+        loss = terms(logits, data.answers, data.entropy, alpha, gamma, 3.0).total(WEIGHTS)
+        gradients = torch.autograd.grad(loss, trained)
+        norm = torch.sqrt(sum((gradient.square().sum() for gradient in gradients), torch.tensor(0.0)))
+        assert norm > 0.05  # so that clipping matters
+        for parameter, gradient in zip(trained, gradients, strict=True):
+            parameter.grad = gradient * 0.05 / norm
+        optimizer.step()
+    torch.testing.assert_close(directions.queries, moved.queries, atol=2e-5, rtol=1e-3)
+    torch.testing.assert_close(directions.keys, moved.keys, atol=2e-5, rtol=1e-3)
+    torch.testing.assert_close(router.alpha[2].weight, expected.alpha[2].weight, atol=2e-5, rtol=1e-3)
+    start = some_directions(backbone)
+    for learned, given in ((directions.queries, start.queries), (directions.keys, start.keys)):
+        assert (learned - given).abs().amax((1, 2)).min() > 1e-3  # in every layer
+        gram = learned[0].T @ learned[0]
+        assert (gram - torch.eye(3)).abs().max() > 1e-3
+
+
+def test_directions_that_want_no_gradient_stay(store: TrunkStore) -> None:
+    directions = some_directions(tiny_backbone(BACKBONE))
+    train(store, new_router(), directions=directions)
+    start = some_directions(tiny_backbone(BACKBONE))
+    assert torch.equal(directions.queries, start.queries)
+    assert torch.equal(directions.keys, start.keys)
 
 
 def test_alpha_is_annealed_over_all_epochs(store: TrunkStore, monkeypatch: pytest.MonkeyPatch) -> None:

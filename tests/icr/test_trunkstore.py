@@ -21,7 +21,11 @@ class Killed(Exception):
 
 
 def filled(backbone: Backbone, prompts: list[TrainingPrompt], folder: Path, layer: int = 4) -> TrunkStore:
-    store = TrunkStore(backbone, layer, prompts, folder)
+    return filled_domains(backbone, [prompts], folder, layer)
+
+
+def filled_domains(backbone: Backbone, domains: list[list[TrainingPrompt]], folder: Path, layer: int = 4) -> TrunkStore:
+    store = TrunkStore(backbone, layer, domains, folder)
     store.fill()
     return store
 
@@ -99,7 +103,7 @@ def test_a_prompt_is_found_whatever_piece_it_lies_in(tmp_path: Path, monkeypatch
     monkeypatch.setattr(trunkstore, "PIECE", 4)
     monkeypatch.setattr(trunkstore, "BATCH_TOKENS", 300)
     pieces = filled(backbone, prompts, tmp_path / "pieces")
-    assert len(list((tmp_path / "pieces").rglob("*.safetensors"))) == 5
+    assert len(list((tmp_path / "pieces").rglob("*layer-04*"))) == 5
     one, two = whole.load(range(17)), pieces.load(range(17))
     torch.testing.assert_close(one.states, two.states, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(one.entropy, two.entropy, atol=1e-5, rtol=1e-5)
@@ -125,19 +129,21 @@ def test_an_interrupted_fill_goes_on_where_it_stopped(tmp_path: Path, monkeypatc
         return run(self, *args, **kwargs)
 
     monkeypatch.setattr(Backbone, "hidden_states", counted)
-    store = TrunkStore(backbone, 4, prompts, tmp_path / "cut")
+    store = TrunkStore(backbone, 4, [prompts], tmp_path / "cut")
     with pytest.raises(Killed):
         store.fill()
     done = sorted((tmp_path / "cut").rglob("*.*"))
-    assert [path.name for path in done] == ["00000.safetensors", "00001.safetensors"]
+    kinds = ("entropy", "layer-04")
+    assert [path.name for path in done] == [f"0000{piece}.{kind}.safetensors" for piece in (0, 1) for kind in kinds]
     runs["left"] = 2  # two of four pieces are there: two runs must be enough
-    again = TrunkStore(backbone, 4, prompts, tmp_path / "cut")
+    again = TrunkStore(backbone, 4, [prompts], tmp_path / "cut")
     again.fill()
     assert_same(again, expected, 14)
-    done[0].unlink()
-    runs["left"] = 1
-    again.fill()
-    assert_same(again, expected, 14)
+    for lost in done[:2]:  # of a piece's two files
+        lost.unlink()
+        runs["left"] = 1
+        again = filled(backbone, prompts, tmp_path / "cut")
+        assert_same(again, expected, 14)
     again.fill()  # nothing is missing: the model is not run
 
 
@@ -154,22 +160,70 @@ def test_a_write_that_is_cut_short_leaves_no_piece(tmp_path: Path, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", cut)
         with pytest.raises(UserError, match="disk full"):
-            TrunkStore(backbone, 4, prompts, tmp_path).fill()
+            TrunkStore(backbone, 4, [prompts], tmp_path).fill()
     assert not list(tmp_path.rglob("*.safetensors"))
     assert_same(filled(backbone, prompts, tmp_path), filled(backbone, prompts, tmp_path / "whole"), 6)
+
+
+def test_domains_alone_give_the_states_of_any_set_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A domain's states are the same bits alone, in company, and whichever set came first; none is run twice."""
+    monkeypatch.setattr(trunkstore, "PIECE", 4)
+    backbone = tiny_backbone("llama")
+    first, second = training_prompts(backbone, "sst2", 7), training_prompts(backbone, "trec", 5)
+    fresh = filled_domains(backbone, [first, second], tmp_path / "fresh")
+    filled(backbone, second, tmp_path / "shared")
+    filled(backbone, first, tmp_path / "shared")
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the model was run")
+
+    monkeypatch.setattr(TrunkStore, "_compute", refuse)
+    assert_same(filled_domains(backbone, [first, second], tmp_path / "shared"), fresh, 12)
+    swapped = filled_domains(backbone, [second, first], tmp_path / "shared").load([0, 5])
+    assert torch.equal(swapped.states, fresh.load([7, 0]).states)
+    assert torch.equal(swapped.entropy, fresh.load([7, 0]).entropy)
+    alone = filled(backbone, second, tmp_path / "fresh").load([3])
+    assert torch.equal(alone.states, fresh.load([10]).states)
+    assert alone.entropy == fresh.load([10]).entropy
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_layer_runs_only_the_blocks_below_it(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And gives the bits that it would have given alone."""
+    backbone = tiny_backbone(family)
+    prompts = training_prompts(backbone, "sst2", 6)
+    alone = {layer: filled(backbone, prompts, tmp_path / str(layer), layer) for layer in (0, 2, 4)}
+    filled(backbone, prompts, tmp_path / "shared", 4)
+    passed = [0] * 6
+    hooks = [
+        block.register_forward_hook(lambda *_, number=number: passed.__setitem__(number, passed[number] + 1))
+        for number, block in enumerate(backbone.blocks)
+    ]
+    try:
+        for layer, runs in ((2, [1, 1, 0, 0, 0, 0]), (0, [0] * 6)):
+            passed[:] = [0] * 6
+            assert_same(filled(backbone, prompts, tmp_path / "shared", layer), alone[layer], 6)
+            assert passed == runs
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def test_stores_of_other_prompts_layers_or_models_are_apart(tmp_path: Path) -> None:
     backbone, other = tiny_backbone("llama"), tiny_backbone("qwen2")
     prompts = training_prompts(backbone, "sst2", 3)
-    changed = [*prompts[:2], TrainingPrompt(prompts[2].prompt, prompts[2].answer + 1)]
     for model, layer, items in [
         (backbone, 4, prompts),
         (backbone, 3, prompts),
         (other, 4, prompts),
         (backbone, 4, prompts[::-1]),
         (backbone, 4, prompts[:2]),
-        (backbone, 4, changed),
     ]:
         filled(model, items, tmp_path, layer)
-    assert len(list((tmp_path / "trunks").iterdir())) == 6
+    assert len(list(tmp_path.rglob("*layer-*"))) == 5
+    # What answers a prompt changes nothing that is stored.
+    changed = [*prompts[:2], TrainingPrompt(prompts[2].prompt, prompts[2].answer + 1)]
+    assert filled(backbone, changed, tmp_path).load([2]).answers.tolist() == [prompts[2].answer + 1]
+    assert len(list(tmp_path.rglob("*layer-*"))) == 5
