@@ -34,6 +34,7 @@ COMPUTING = (
     "encoder.py",
     "episodes.py",
     "head_outputs.py",
+    "layer_vector.py",
     "method.py",
     "optimisation.py",
     "positions.py",

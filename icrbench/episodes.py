@@ -152,6 +152,12 @@ class Episodes:
         return found
 
 
+def shares(data: FitData, shots: int) -> tuple[int, int]:
+    """``per_class`` and ``per_task`` for at most ``shots`` demonstrations in all, if that is one of each or more."""
+    classes = 1 if data.target is None else data.pools[data.target].task.max_options
+    return max(1, shots // classes), max(1, shots // len(data.pools))
+
+
 def minibatches(count: int, size: int, rng: random.Random) -> Iterator[list[int]]:
     """Endless minibatches of row numbers: all rows in random order, then again in another; the last may be smaller."""
     while True:

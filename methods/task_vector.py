@@ -1,51 +1,27 @@
 """Task vectors: the state in which a few-shot prompt ends, put in the place of a zero-shot prompt's own."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from icrbench.backbone import Backbone, Batch
-from icrbench.backbone.anatomy import Dimensions
+from icrbench.backbone import Backbone
 from icrbench.backbone.sites import Site
 from icrbench.episodes import Episodes, Questions, demonstration_tokens
+from icrbench.layer_vector import LayerVector
 from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
 from icrbench.randomness import Randomness
 from icrbench.reading import last_token_vectors
 from icrbench.selection import by_layer
-from icrbench.steering import steered
 
 
-class TaskVectorFitted(Fitted):
-    """One vector and the block after which it takes the place of the last token's state.
+class TaskVectorFitted(LayerVector):
+    """One vector and the block after which it takes the place of the last token's state."""
 
-    Attributes:
-        config: ``layer``, and ``sweep``: held-out accuracy by layer (empty if the layer was given).
-        tensors: ``vector`` ``[d]``.
-    """
-
-    last_token_only: ClassVar[bool] = True
-    formula: ClassVar[str] = "d"
-
-    @property
-    def first_layer(self) -> int:
-        """The block after which the vector is put in."""
-        return int(self.config["layer"])
-
-    def parameters_by_formula(self, dims: Dimensions) -> int:
-        """``d``."""
-        return dims.hidden
-
-    def intervene(self, backbone: Backbone, batch: Batch) -> AbstractContextManager[None]:
-        """Replace the state of the context's last token."""
-        vector = self.tensors["vector"].to(backbone.device)
-
-        def replace(states: Tensor) -> Tensor:
-            return vector.expand_as(states)
-
-        return steered(backbone, batch, {Site("block", self.first_layer): replace}, "last")
+    def changed(self, states: Tensor, vector: Tensor) -> Tensor:
+        """The vector itself."""
+        return vector.expand_as(states)
 
 
 @register("task_vector")

@@ -11,6 +11,7 @@ the cache (growing, sliding, copying, reordering of beams) happens to them too.
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -46,6 +47,7 @@ class Channels:
 # Attributes of an attention module, set only inside the context managers below.
 _PENDING = "_icrbench_channels"  # channels of the forward pass under way
 _ROTATED = "_icrbench_rotated"  # what to call with queries and keys after rotary embedding
+_WATCHED = "_icrbench_watched"  # what to call with the last token's attention
 
 
 def _flat(heads: Tensor) -> Tensor:
@@ -69,23 +71,35 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The library's scaled dot-product attention; with extra channels where a method asked for them."""
+    watched = getattr(module, _WATCHED, None)
     rotated = getattr(module, _ROTATED, None)
     channels: Channels | None = getattr(module, _PENDING, None)
     if rotated is not None:
         channels = rotated(_flat(query), _flat(key))
     elif channels is not None:
         setattr(module, _PENDING, None)
-    if channels is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     width = query.shape[-1]
+    if channels is None:
+        if watched is not None:
+            watched(_last_weights(query, key, attention_mask, scaling or width**-0.5))
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     if key.shape[-1] == width:  # no cache has widened the keys
         key = _widen(key, channels)
     query = torch.cat([query, channels.query.to(query.dtype)], dim=-1)
     # Fused kernels want one width for queries, keys and values: the values get zeros, cut off again below.
     value = nn.functional.pad(value, (0, key.shape[-1] - width))
     scaling = width**-0.5 if scaling is None else scaling
+    if watched is not None:
+        watched(_last_weights(query, key, attention_mask, scaling))
     output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     return output[..., :width], None
+
+
+def _last_weights(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """Attention ``[B, H, S]`` of the last query over all keys; without a mask it sees every one."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    logits = scaling * (key.float() @ query[:, :, -1, :, None].float())[..., 0]
+    return (logits if mask is None else logits.masked_fill(~mask[:, :, -1], -torch.inf)).softmax(-1)
 
 
 def register_attention() -> None:
@@ -186,4 +200,19 @@ def extra_channels(
         if position == "pre_rope":  # rotated keys come out of the cache, so their channels follow from them
             for layer in layers:
                 stack.enter_context(forward_pre_hook(backbone.attention(layer), widen_cache))
+        yield
+
+
+@contextmanager
+def last_attention(backbone: "Backbone", receive: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Call ``receive(layer, weights)`` in each forward pass with the last token's attention ``[B, H, S]``.
+
+    These are the weights that the fused kernel uses and never returns: extra channels are in them, and keys from a
+    cache or of virtual tokens have columns of their own, in front.
+    """
+    with ExitStack() as stack:
+        for layer in range(backbone.dims.layers):
+            attention = backbone.attention(layer)
+            setattr(attention, _WATCHED, partial(receive, layer))
+            stack.callback(delattr, attention, _WATCHED)
         yield

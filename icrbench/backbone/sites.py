@@ -10,13 +10,14 @@ from icrbench.backbone.anatomy import submodule, tensor_of
 from icrbench.backbone.core import Backbone
 from icrbench.backbone.hooks import forward_hook, forward_pre_hook
 
-Point = Literal["heads", "attention", "mlp", "block"]
+Point = Literal["heads", "attention", "mlp", "block", "final"]
 """What a site holds for each token:
 
 ``heads``: the heads' outputs side by side, ``H * d_k`` wide, before the output projection.
-``attention``, ``mlp``: what the branch adds to the residual stream, ``d`` wide. In families that norm a branch on its way
-there (Gemma 3) it is read after that norm, since scaling or shifting it before would be undone by the norm.
+``attention``, ``mlp``: what the branch adds to the residual stream, ``d`` wide. In families that norm a branch on its
+way there (Gemma 3) it is read after that norm, since scaling or shifting it before would be undone by the norm.
 ``block``: the residual stream after the block, ``d`` wide; after the last block this is what enters the final norm.
+``final``: what leaves the final norm for the output head, ``d`` wide; its layer is the last.
 """
 
 
@@ -85,6 +86,8 @@ def _hooked(backbone: Backbone, site: Site, edit: Edit) -> Any:
 
 def _module_of(backbone: Backbone, site: Site) -> nn.Module:
     block, anatomy = backbone.blocks[site.layer], backbone.anatomy
+    if site.point == "final":
+        return submodule(backbone.model.get_decoder(), anatomy.final_norm)
     if site.point == "block":
         return block
     branch, norm = {

@@ -49,7 +49,7 @@ class ICRFitted(Fitted):
             1 if sizes[name] == "uniform" else (sizes["width"] + 1) * hidden + (hidden + 1) * layers * per_layer
             for name, per_layer in both.items()
         ]
-        return (dims.heads + dims.kv_heads) * dims.head_dim * rank * layers + sum(networks)
+        return int((dims.heads + dims.kv_heads) * dims.head_dim * rank * layers + sum(networks))
 
     @property
     def first_layer(self) -> int:

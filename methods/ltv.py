@@ -1,0 +1,127 @@
+"""LTV: a linear map from a zero-shot prompt's last state to the shift that demonstrations would give it."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from icrbench.backbone import Backbone, Batch
+from icrbench.backbone.anatomy import Dimensions
+from icrbench.backbone.sites import Point, Site
+from icrbench.episodes import Episode, Episodes, Questions, shares
+from icrbench.errors import UserError
+from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
+from icrbench.randomness import Randomness
+from icrbench.reading import last_token_vectors
+from icrbench.steering import steered
+
+Space = Literal["final_in", "post_norm"]
+
+POINTS: dict[Space, Point] = {"final_in": "block", "post_norm": "final"}
+
+
+class LTVFitted(Fitted):
+    """A linear map, or one vector, for the last token's state after the last block.
+
+    Attributes:
+        config: ``space``, and ``layer``, the last.
+        tensors: ``matrix`` ``[d, d]``, or ``mean`` ``[d]``.
+    """
+
+    formula: ClassVar[str] = "d^2, or d if constant"
+
+    @property
+    def first_layer(self) -> int:
+        """The last block: nothing before its output is changed."""
+        return int(self.config["layer"])
+
+    def parameters_by_formula(self, dims: Dimensions) -> int:
+        """``d^2`` of the map, ``d`` of the vector."""
+        return dims.hidden if "mean" in self.tensors else dims.hidden**2
+
+    def intervene(self, backbone: Backbone, batch: Batch) -> AbstractContextManager[None]:
+        """Shift the state of the context's last token."""
+        tensors = {name: tensor.to(backbone.device) for name, tensor in self.tensors.items()}
+
+        def shifted(states: Tensor) -> Tensor:
+            if "mean" in tensors:
+                return states + tensors["mean"].to(states.device)
+            return states + states @ tensors["matrix"].to(states.device).T
+
+        return steered(backbone, batch, {Site(POINTS[self.config["space"]], self.first_layer): shifted}, "last")
+
+
+@register("ltv")
+@dataclass(frozen=True)
+class LTV(Method):
+    """Linear task vectors (Kwon et al., arXiv 2605.20730; read from copies of the authors' code by third parties).
+
+    One set of demonstrations precedes each of many train queries, whose labels are not used. With ``h_i`` the last
+    token's state of query ``i`` asked zero-shot and ``d_i`` what the demonstrations add to it, ridge regression without
+    an intercept gives ``W``, the minimiser of ``sum_i ||d_i - W h_i||^2 + ridge * ||W||^2``; at inference ``h + W h``
+    takes the place of ``h``. It is solved in float64 over the queries (the dual form, as they are fewer than ``d``).
+
+    The copies read ``h`` after the model's final norm and change it before that norm, two spaces that agree only where
+    the norm's weights are all one; whether the authors' last version does is unknown. Here reading and changing happen
+    in one space: before the norm (``final_in``) or behind it (``post_norm``). The value of ``ridge`` is that of the
+    authors' configuration (elsewhere 1.0 and 0.01), found for states behind the norm; before it the states of some
+    models are far longer, and the same value then regularises less. The code deals the demonstrations to the classes
+    as evenly as they divide; here every class gets the same number, so that there may be fewer than ``shots``. For
+    tasks without demonstrations of their own every in-domain task gives the same number.
+
+    Attributes:
+        shots: demonstrations in all.
+        queries: train queries to fit on, none of them among the demonstrations; fewer where a pool is small.
+        ridge: weight of the squared norm of the map.
+        space: where states are read and changed.
+        variant: ``linear``, or ``constant``: the mean of the shifts, added.
+    """
+
+    shots: int = 30
+    queries: int = 256
+    ridge: float = 5.0
+    space: Space = "final_in"
+    variant: Literal["linear", "constant"] = "linear"
+
+    scope: ClassVar[Scope] = Scope.TASK
+    fitted: ClassVar[type[Fitted]] = LTVFitted
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1 and a ridge that leaves the map undetermined."""
+        at_least_one(self, "shots", "queries")
+        if self.ridge <= 0:
+            raise UserError(f"ltv.ridge must be greater than 0, not {self.ridge}: use a small number such as 1e-6.")
+
+    def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> LTVFitted:
+        """Read every query's state without and with the demonstrations, then solve for the map."""
+        per_class, per_task = shares(data, self.shots)
+        episodes = Episodes(data, rng, per_class=per_class, per_task=per_task)
+        shown = episodes.demonstrations()
+        taken = {own.example.content_hash for own in shown}
+        drawn = episodes.queries(self.queries + len(shown))
+        asked = [query for query in drawn if query.example.content_hash not in taken][: self.queries]
+        if not asked:
+            raise UserError("ltv shows all train rows as demonstrations and has none left to ask: lower ltv.shots.")
+        questions = Questions(backbone)
+        site = Site(POINTS[self.space], backbone.dims.layers - 1)
+        states = last_token_vectors(backbone, questions.zero_shot(asked), [site])[site].double()
+        prompts = questions.in_context(Episode(shown, query) for query in asked)
+        shifts = last_token_vectors(backbone, prompts, [site])[site].double() - states
+        config = {"space": self.space, "layer": site.layer}
+        if self.variant == "constant":
+            return LTVFitted(config, {"mean": shifts.mean(0).float()})
+        return LTVFitted(config, {"matrix": ridge_map(states, shifts, self.ridge).float()})
+
+    def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
+        """The demonstrations once, and every query twice."""
+        return (self.shots + 2 * self.queries) * sum(tokens.values()) / len(tokens)
+
+
+def ridge_map(inputs: Tensor, outputs: Tensor, ridge: float) -> Tensor:
+    """The map ``W`` ``[d, d]`` that minimises ``sum_i ||y_i - W x_i||^2 + ridge * ||W||^2``, for rows ``[N, d]``."""
+    between = inputs @ inputs.T + ridge * torch.eye(len(inputs), dtype=inputs.dtype)
+    weights: Tensor = torch.linalg.solve(between, inputs)
+    return outputs.T @ weights

@@ -1,0 +1,118 @@
+"""What the tests of methods share: tiny fits, logits under them, and a slow float64 model with hooks of its own."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from icr_setup import demo_test, pools
+from icrbench.backbone import Backbone, make_batch
+from icrbench.episodes import Labelled, Question, Questions
+from icrbench.method import FitData, Fitted, make_method
+from icrbench.randomness import Randomness
+from icrbench.task import load_tasks
+from tiny import LAYERS, tiny_backbone, tiny_model
+
+DOMAINS = ("agnews", "csqa", "piqa", "sst2", "trec")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def fit(
+    name: str,
+    backbone: Backbone | None = None,
+    names: Sequence[str] = ("sst2",),
+    target: str | None = "sst2",
+    seed: int = 0,
+    **settings: Any,
+) -> Any:
+    """A method fitted on demonstration rows."""
+    backbone = tiny_backbone("llama") if backbone is None else backbone
+    data = FitData(pools(*names), target, Path("unused"))
+    return make_method(name, settings).fit(backbone, data, Randomness(seed))
+
+
+def zero_shot_questions(backbone: Backbone, name: str = "sst2", count: int = 5) -> list[Question]:
+    """Zero-shot prompts of test rows; their lengths differ."""
+    task = load_tasks()[name]
+    return Questions(backbone).zero_shot([Labelled(task, row) for row in demo_test(name)[:count]])
+
+
+def logits(backbone: Backbone, fitted: Fitted | None, questions: Sequence[Question], padding: Any = "right") -> Tensor:
+    """Next-token logits ``[N, V]`` under a fitted method (None: of the bare model), in one batch."""
+    batch = make_batch(
+        [own.prompt.tokens for own in questions], [own.prompt.text for own in questions], padding=padding
+    )
+    with torch.no_grad():
+        if fitted is None:
+            return backbone.logits(batch.at_last(backbone.hidden_states(batch)))
+        with fitted.applied(backbone, batch):
+            return backbone.logits(batch.at_last(backbone.hidden_states(batch)))
+
+
+# The families' modules once more, written down without the project's own table: what a branch adds to the residual
+# stream is the last thing computed before the addition.
+_MODULES = {
+    "gemma3": ("model.layers", "post_attention_layernorm", "post_feedforward_layernorm", "model.norm"),
+    "gpt2": ("transformer.h", "attn", "mlp", "transformer.ln_f"),
+    "gpt_neox": ("gpt_neox.layers", "attention", "mlp", "gpt_neox.final_layer_norm"),
+}
+_LLAMA_LIKE = ("model.layers", "self_attn", "mlp", "model.norm")
+
+
+class Slow:
+    """A tiny model in float64, one prompt at a time, with plain hooks: for references written from the formulas."""
+
+    def __init__(self, family: str) -> None:
+        self.model = _double(family)
+        blocks, attention, mlp, final = _MODULES.get(family, _LLAMA_LIKE)
+        self.modules: dict[tuple[str, int], nn.Module] = {("final", LAYERS - 1): self.model.get_submodule(final)}
+        for layer in range(LAYERS):
+            block = self.model.get_submodule(f"{blocks}.{layer}")
+            self.modules["attention", layer] = block.get_submodule(attention)
+            self.modules["mlp", layer] = block.get_submodule(mlp)
+            self.modules["block", layer] = block
+
+    def logits(
+        self, tokens: Sequence[int], edits: Mapping[tuple[str, int], Callable[[Tensor], Tensor]] | None = None
+    ) -> Tensor:
+        """Logits ``[T, V]``; ``edits`` map the outputs ``[T, d]`` of modules."""
+        with ExitStack() as stack:
+            for place, edit in (edits or {}).items():
+                stack.callback(self.modules[place].register_forward_hook(_replace(edit)).remove)
+            found: Tensor = self.model(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+        return found
+
+    def outputs(self, tokens: Sequence[int]) -> dict[tuple[str, int], Tensor]:
+        """What every module gives, ``[T, d]``; the embeddings as block -1."""
+        found: dict[tuple[str, int], Tensor] = {}
+
+        def keep(place: tuple[str, int]) -> Callable[[Tensor], Tensor]:
+            return lambda states: found.setdefault(place, states)
+
+        def keep_input(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            found["block", -1] = (args[0] if args else kwargs["hidden_states"])[0]
+
+        first = self.modules["block", 0].register_forward_pre_hook(keep_input, with_kwargs=True)
+        try:
+            self.logits(tokens, {place: keep(place) for place in self.modules})
+        finally:
+            first.remove()
+        return found
+
+
+@cache
+def _double(family: str) -> nn.Module:
+    return tiny_model(family, torch.float64).requires_grad_(False)
+
+
+def _replace(edit: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (edit(output[0][0])[None], *output[1:])
+        return edit(output[0])[None]
+
+    return hook
