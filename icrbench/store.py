@@ -1,7 +1,10 @@
-"""The results folder: one record a cell, one row an example. Nothing derived is stored.
+"""The results folder: one record a cell, one row an example. Nothing derived is stored, with one exception.
 
 ``DIR/examples/<key>.parquet`` is written first and ``DIR/cells/<key>.json`` last, each whole or not at all,
 so a cell whose json is there is complete. ``DIR/locks/`` holds one file for each cell being computed.
+
+The exception is ``DIR/index/``, which a report over many cells writes to be fast the next time. It is used only as
+far as it agrees with the files, and may be deleted at any time (``icrbench/index.py``).
 """
 
 import fcntl
@@ -12,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 import pandas as pd
 import pyarrow as pa
@@ -20,8 +23,11 @@ import pyarrow.parquet as pq
 
 from icrbench.errors import UserError
 from icrbench.files import atomic_path, write_atomic
+from icrbench.index import Answers, Index, gather, read_answers
 
 SCHEMA_VERSION = 1
+FOLDERS = ("cells", "examples", "fitted", "locks", "index")
+"""What a store keeps below its folder."""
 
 EXAMPLE_SCHEMA = pa.schema(
     [
@@ -81,7 +87,12 @@ class Result(TypedDict):
     truncated: int
     seconds_score: float
     seconds_fit: float
+    fit_sequences: NotRequired[int]
+    """Sequences through the model while fitting; records written before it was counted lack it, and what follows."""
+    fit_tokens: NotRequired[int]
+    fit_peak_bytes: NotRequired[int | None]
     cached_parameters: int
+    cached_formula: NotRequired[str]
     prompt_tokens: int
 
 
@@ -125,6 +136,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._index: Index | None = None
 
     def check_writable(self) -> None:
         """Fail now, not after hours of work, if results could not be saved.
@@ -188,18 +200,19 @@ class Store:
         return record
 
     def records(self) -> list[CellRecord]:
-        """Every record, in the order of the keys.
+        """Every record, in the order of the keys, as the files are now. They share parts: change none of them.
 
         Raises:
             UserError: if the folder holds no records, or one file that is cut or not ours (it is named).
         """
-        paths = sorted((self.folder / "cells").glob("*.json"))
-        if not paths:
-            raise UserError(f"no results in {self.folder}: give the folder a run wrote to (it holds cells/).")
         try:
-            return [self._read(path) for path in paths]
+            self._index = gather(self.folder, self._read)
         except UnreadableRecord as error:
             raise UserError(f"{error}: delete it and run again to replace it.") from error
+        records = cast(list[CellRecord], self._index.records())
+        if not records:
+            raise UserError(f"no results in {self.folder}: give the folder a run wrote to (it holds cells/).")
+        return records
 
     def frame(self) -> pd.DataFrame:
         """All cells as one long table: a row a cell, the columns of ``cell`` and of ``result``."""
@@ -227,10 +240,28 @@ class Store:
             with pq.ParquetFile(path) as file:
                 frame: pd.DataFrame = file.read(columns=EXAMPLE_SCHEMA.names).cast(EXAMPLE_SCHEMA).to_pandas()
         except (OSError, pa.ArrowException, ValueError) as error:
-            raise UserError(
-                f"{path} is missing, cut short or not ours: delete cells/{key}.json and run again."
-            ) from error
+            raise _unreadable_examples(path) from error
         return frame
+
+    def answers(self, record: CellRecord) -> Answers:
+        """Which examples of a cell were answered right, as of the last call of ``records``.
+
+        Raises:
+            UserError: if the file is missing, cut or not ours, holds an example twice, or disagrees with the record.
+        """
+        key, result = record["key"], record["result"]
+        answers = self._index.answers(key) if self._index else None
+        if answers is None:
+            path = self._examples_path(key)
+            try:
+                answers = read_answers(path)
+            except (OSError, pa.ArrowException, ValueError) as error:
+                raise _unreadable_examples(path) from error
+        if result is None or (len(answers.ids), int(answers.correct.sum())) != (result["n"], result["correct"]):
+            raise UserError(f"cells/{key}.json and examples/{key}.parquet disagree: delete both and run again.")
+        if answers.repeated:
+            raise UserError(f"examples/{key}.parquet has an example twice: delete it and run again.")
+        return answers
 
     @contextmanager
     def lock(self, key: str) -> Iterator[bool]:
@@ -299,3 +330,7 @@ class Store:
         if record["key"] != path.stem:
             raise UnreadableRecord(f"{path} holds the record of another cell ({record['key']})")
         return cast(CellRecord, record)
+
+
+def _unreadable_examples(path: Path) -> UserError:
+    return UserError(f"{path} is missing, cut short or not ours: delete cells/{path.stem}.json and run again.")

@@ -1,0 +1,284 @@
+"""Results as files of the every_eval_ever schema, version 0.3.0 (github.com/evaleval/every_eval_ever).
+
+An evaluation is one method on one task under one model: ``<uuid>.json`` with the mean over seeds and its uncertainty,
+beside ``<uuid>_samples.jsonl`` with a line for each example and seed, in the folders of their datastore
+(``data/<collection>/<developer>/<model>/``). The uuid is derived from what was evaluated, so exporting again replaces
+the files.
+
+What the schema has no place for is in its string fields: the method and its hyperparameters in
+``generation_config.additional_details``, seeds and logits in the samples' ``metadata``. Texts of inputs are not in
+our records and stay empty; ``sample_id`` names the row of the dataset and ``content_hash`` its text.
+"""
+
+import hashlib
+import json
+import re
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from icrbench import stats
+from icrbench.errors import UserError
+from icrbench.files import write_atomic
+from icrbench.progress import bar
+from icrbench.report.groups import Group, comparable_groups
+from icrbench.report.line import Line, lines
+from icrbench.store import CellRecord, Store
+
+SCHEMA_VERSION = "0.3.0"
+COLLECTION = "icrbench"
+_EXTRACTION = "argmax of the next-token logits of the options' first tokens"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export wrote and what it left out."""
+
+    files: tuple[Path, ...]
+    """The aggregate files; each has its samples beside it."""
+    failed: int
+    """Cells that did not run; the schema has no place for them."""
+    demo: int
+    """Cells on the bundled demonstration rows, which say nothing about a model or method."""
+
+
+def export(folder: Path, out: Path, organization: str) -> Exported:
+    """Write every evaluation of a results folder below ``out``.
+
+    Args:
+        folder: a results folder.
+        out: gets ``data/icrbench/...``.
+        organization: who ran the evaluations and answers for them.
+
+    Raises:
+        UserError: if there is nothing to export, a file is damaged, or ``out`` cannot be written.
+    """
+    store = Store(folder)
+    records = store.records()
+    groups = [group for group in comparable_groups(records) if not group.demo]
+    evaluations = [(g, line, task) for g in groups for line in lines(g, store).values() for task in line.tasks]
+    files = []
+    with bar("exporting", len(evaluations)) as progress:
+        for group, line, task in evaluations:
+            ran = [record for record in line.records(task) if record["status"] == "ok"]
+            if ran:
+                files.append(_write(store, out, group, line, task, organization))
+            progress.update()
+    if not files:
+        raise UserError(f"nothing to export in {folder}: it holds no cell that ran on real data.")
+    failed = sum(record["status"] == "failed" for record in records)
+    return Exported(tuple(files), failed, sum(record["data"]["kind"] == "demo" for record in records))
+
+
+def _write(store: Store, out: Path, group: Group, line: Line, task: str, organization: str) -> Path:
+    """One evaluation: its samples first, then the file that names them and their checksum."""
+    ran = {r["key"]: r for r in line.records(task) if r["status"] == "ok"}  # one for all seeds counts once
+    records = list(ran.values())
+    model = _model_info(records[0])
+    place = [group.title, model["id"], line.label, task]
+    name = uuid.UUID(bytes=hashlib.sha256(json.dumps(place).encode()).digest()[:16], version=4)
+    developer, _, own = model["id"].partition("/")
+    folder = Path("data", COLLECTION, _portable(developer), _portable(own))
+    finished = max(record["finished"] for record in records)
+    evaluation = f"{COLLECTION}.{task}/{model['id']}/{line.label}/{name.hex[:8]}/{_epoch(finished)}"
+    result = f"{evaluation}/accuracy"
+    samples = [
+        json.dumps(sample, ensure_ascii=False, allow_nan=False)
+        for record in records
+        for sample in _samples(store, record, {"evaluation_id": evaluation, "evaluation_result_id": result})
+    ]
+    content = ("\n".join(samples) + "\n").encode()
+    path = folder / f"{name}_samples.jsonl"
+    write_atomic(out / path, content)
+    aggregate = {
+        "schema_version": SCHEMA_VERSION,
+        "evaluation_id": evaluation,
+        "evaluation_timestamp": finished,
+        "retrieved_timestamp": str(int(time.time())),
+        "source_metadata": {
+            "source_name": "icrbench",
+            "source_type": "evaluation_run",
+            "source_organization_name": organization,
+            "evaluator_relationship": "third_party",
+        },
+        "eval_library": _library(records[0]),
+        "model_info": model,
+        "evaluation_results": [
+            {
+                "evaluation_result_id": result,
+                "evaluation_name": f"{COLLECTION}.{task}",
+                "source_data": _source(records[0]),
+                "evaluation_timestamp": finished,
+                "metric_config": {
+                    "evaluation_description": f"{records[0]['task']['title']}: {_EXTRACTION}, compared with the label",
+                    "metric_id": "accuracy",
+                    "metric_name": "Accuracy",
+                    "metric_kind": "accuracy",
+                    "metric_unit": "proportion",
+                    "lower_is_better": False,
+                    "score_type": "continuous",
+                    "min_score": 0.0,
+                    "max_score": 1.0,
+                },
+                "score_details": _score(store, records),
+                "generation_config": _configuration(group, line.label, records),
+            }
+        ],
+        "detailed_evaluation_results": {
+            "format": "jsonl",
+            "file_path": path.as_posix(),
+            "hash_algorithm": "sha256",
+            "checksum": hashlib.sha256(content).hexdigest(),
+            "total_rows": len(samples),
+            "additional_details": {"rows": "one an example and seed", "input_texts": "not part of the records"},
+        },
+    }
+    target = out / folder / f"{name}.json"
+    write_atomic(target, json.dumps(aggregate, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    return target
+
+
+def _score(store: Store, records: Sequence[CellRecord]) -> dict[str, Any]:
+    """The mean over seeds, and how uncertain it is."""
+    known = [stats.moments(np.stack([store.answers(record).correct for record in records]))]
+    interval, spread = stats.interval(known), stats.spread(known)
+    several = len(records) > 1
+    return {
+        "score": known[0].mean,
+        "details": {
+            f"accuracy_seed_{record['cell']['seed']}": str(record["result"]["accuracy"])
+            for record in records
+            if record["result"] and record["cell"]["seed"] is not None
+        },
+        "uncertainty": {
+            "standard_error": {
+                "value": ((spread.seeds or 0.0) ** 2 + spread.examples**2) ** 0.5,
+                "method": "two-way analysis of variance over seeds and examples" if several else "analytic",
+            },
+            "confidence_interval": {
+                "lower": interval.low,
+                "upper": interval.high,
+                "confidence_level": stats.CONFIDENCE,
+                "method": "t over seeds and examples" if several else "Wilson",
+            },
+            "num_samples": known[0].n,
+        },
+    }
+
+
+def _samples(store: Store, record: CellRecord, links: dict[str, str]) -> Iterator[dict[str, Any]]:
+    cell, options = record["cell"], _options(record)
+    for row in store.examples(record["key"]).to_dict("records"):
+        predicted = options[row["prediction"]]
+        yield {
+            "schema_version": SCHEMA_VERSION,
+            **links,
+            "model_id": _model_info(record)["id"],
+            "evaluation_name": f"{COLLECTION}.{cell['task']}",
+            "sample_id": row["example_id"],
+            "interaction_type": "single_turn",
+            "input": {"raw": "", "reference": [options[row["gold"]]], "choices": options},
+            "output": {"raw": [predicted]},
+            "answer_attribution": [
+                {
+                    "turn_idx": 0,
+                    "source": "output.raw",
+                    "extracted_value": predicted,
+                    "extraction_method": _EXTRACTION,
+                    "is_terminal": True,
+                }
+            ],
+            "evaluation": {"score": float(row["correct"]), "is_correct": bool(row["correct"])},
+            "metadata": {
+                "seed": str(cell["seed"]),
+                "content_hash": row["content_hash"],
+                "option_logits": json.dumps([round(float(logit), 5) for logit in row["option_logits"]]),
+                "truncated": str(bool(row["truncated"])).lower(),
+            },
+        }
+
+
+def _options(record: CellRecord) -> list[str]:
+    """The options' words; their numbers where the record does not have them."""
+    words = record["identity"].get("task", {}).get("options") or []
+    return [*map(str, words), *map(str, range(len(words), record["task"]["n_options"]))]
+
+
+def _model_info(record: CellRecord) -> dict[str, Any]:
+    model = record["identity"].get("model", {})
+    name, location = record["cell"]["model"], str(model.get("location", ""))
+    hub = re.fullmatch(r"[\w.-]+/[\w.-]+", location)
+    details = {key: model[key] for key in ("location", "revision", "dtype") if model.get(key) is not None}
+    packages = record["environment"].get("packages") or {}
+    return {
+        "name": name,
+        "id": location if hub else f"unknown/{_portable(name)}",
+        "developer": location.split("/")[0] if hub else "unknown",
+        "inference_engine": {"name": "transformers", "version": str(packages.get("transformers", "unknown"))},
+        "additional_details": {
+            "deployment_type": "self_deployed",
+            "model_availability": "open_weights" if hub else "unknown",
+            **{key: str(value) for key, value in details.items()},
+        },
+    }
+
+
+def _library(record: CellRecord) -> dict[str, Any]:
+    environment = record["environment"]
+    packages = environment.get("packages") or {}
+    known = {name: environment[name] for name in ("commit", "machine", "python") if environment.get(name)}
+    return {
+        "name": "icrbench",
+        "version": str(packages.get("icrbench", "unknown")),
+        "additional_details": {name: str(value) for name, value in (known | packages).items() if value},
+    }
+
+
+def _source(record: CellRecord) -> dict[str, Any]:
+    data, result = record["data"], record["result"]
+    details = {f"sha256_{split}": digest for split, digest in data["sha256"].items()}
+    details |= {"rows_of_the_full_test_split": str(data["n_test_full"])}
+    details |= {"revision": data["revision"]} if data["revision"] else {}
+    details |= {"limit": str(data["limit"])} if data["limit"] is not None else {}
+    source: dict[str, Any] = {"dataset_name": record["task"]["title"], "source_type": "other"}
+    if data["kind"] == "hub":
+        number = {"samples_number": result["n"]} if result else {}
+        source |= {"source_type": "hf_dataset", "hf_repo": data["location"], **number}
+    return source | {"additional_details": details}
+
+
+def _configuration(group: Group, label: str, records: Sequence[CellRecord]) -> dict[str, Any]:
+    record = records[0]
+    task, method = record["identity"].get("task", {}), record["identity"].get("method", {})
+    command = record["environment"].get("command")
+    arguments = {"prompt_template": task.get("template"), "execution_command": command, "reasoning": False}
+    seeds = [str(r["cell"]["seed"]) for r in records if r["cell"]["seed"] is not None]
+    details = {
+        "method": record["cell"]["method"],
+        "label": label,
+        "hyperparameters": json.dumps(method.get("hyperparameters", {}), sort_keys=True),
+        "seeds": ", ".join(seeds) or "none: the method has no randomness",
+        "protocol": group.protocol,
+        "overlapping_training_examples_removed": str(group.clean).lower(),
+        "table": group.title,
+        "cells": ", ".join(r["key"] for r in records),
+    }
+    return {
+        "generation_args": {name: value for name, value in arguments.items() if value is not None},
+        "additional_details": details,
+    }
+
+
+def _portable(name: str) -> str:
+    """A name for a folder on any file system."""
+    return re.sub(r"[^\w.+-]+", "_", name).strip("._") or "unnamed"
+
+
+def _epoch(moment: str) -> int:
+    return int(datetime.fromisoformat(moment).timestamp())

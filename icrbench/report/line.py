@@ -1,0 +1,136 @@
+"""The records of one row of a table, and what they answered, read once and summarised once for all its columns."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from icrbench import stats
+from icrbench.errors import UserError
+from icrbench.index import Answers, Ids
+from icrbench.report.groups import Group
+from icrbench.store import CellRecord, Store
+
+Bits = npt.NDArray[np.bool_]
+
+
+class Line:
+    """One method label in one table.
+
+    Args:
+        label: as the table shows it.
+        records: its records, one a task and seed.
+        store: has their examples.
+
+    Raises:
+        UserError: if two records are of the same task and seed.
+    """
+
+    def __init__(self, label: str, records: Sequence[CellRecord], store: Store) -> None:
+        self.label = label
+        self.method = records[0]["cell"]["method"]
+        self.tasks: dict[str, dict[int | None, CellRecord]] = {}
+        for record in records:
+            cell = record["cell"]
+            twin = self.tasks.setdefault(cell["task"], {}).setdefault(cell["seed"], record)
+            if twin is not record:
+                raise _two_results(store, twin, record)
+        found = {seed for by_seed in self.tasks.values() for seed in by_seed if seed is not None}
+        self.seeds: list[int | None] = [*sorted(found)] if found else [None]
+        self.n_seeds = len(self.seeds)
+        self._store = store
+        self._complete: dict[str, bool] = {}
+        self._answers: dict[str, tuple[Ids, Bits]] = {}
+        self._moments: dict[str, stats.Moments] = {}
+        self._differences: dict[tuple[Line, str], stats.Moments] = {}
+
+    def records(self, task: str) -> list[CellRecord]:
+        """The record for each seed, as far as there is one; a record without a seed stands for every seed."""
+        by_seed = self.tasks.get(task, {})
+        picked = [by_seed.get(seed, by_seed.get(None)) for seed in self.seeds]
+        return [record for record in picked if record is not None]
+
+    def complete(self, *tasks: str) -> bool:
+        """Every seed of every task is there and ran."""
+        for task in tasks:
+            if task not in self._complete:
+                records = self.records(task)
+                ran = all(record["status"] == "ok" for record in records)
+                self._complete[task] = ran and len(records) == self.n_seeds
+        return all(self._complete[task] for task in tasks)
+
+    def answers(self, task: str) -> tuple[Ids, Bits]:
+        """The ids of a task's examples, and right or wrong, [seeds, examples].
+
+        Raises:
+            UserError: if the seeds scored different examples, or a file is damaged.
+        """
+        if task not in self._answers:
+            by_key: dict[str, Answers] = {}
+            for record in self.records(task):
+                if record["key"] not in by_key:
+                    by_key[record["key"]] = self._store.answers(record)
+            ids = next(iter(by_key.values())).ids
+            if any(other.ids is not ids and other.ids != ids for other in by_key.values()):
+                raise UserError(f"the seeds of {self._name(task)} scored different examples: run them again.")
+            self._answers[task] = ids, np.stack([by_key[record["key"]].correct for record in self.records(task)])
+        return self._answers[task]
+
+    def moments(self, task: str) -> stats.Moments:
+        """A task's accuracy and its variances."""
+        if task not in self._moments:
+            self._moments[task] = stats.moments(self.answers(task)[1])
+        return self._moments[task]
+
+    def mean(self, task: str) -> float:
+        """A task's accuracy, the mean over seeds."""
+        return self.moments(task).mean
+
+    def compare(self, other: "Line", tasks: Sequence[str]) -> stats.Comparison:
+        """This line less another on the same examples; seed by seed where both have the same seeds.
+
+        Raises:
+            UserError: if the two scored different examples.
+        """
+        if self.n_seeds > 1 and other.n_seeds > 1 and self.seeds != other.seeds:
+            own = [self.answers(task)[1] for task in tasks]
+            return stats.compare(own, [self.aligned(other, task) for task in tasks], same_seeds=False)
+        return stats.compared([self._difference(other, task) for task in tasks])
+
+    def aligned(self, other: "Line", task: str) -> Bits:
+        """Another line's answers, [its seeds, examples], in the order of this line's examples."""
+        (ids, _), (theirs, correct) = self.answers(task), other.answers(task)
+        if ids is theirs or ids == theirs:
+            return correct
+        if len(ids) != len(theirs) or not all(name in theirs.place for name in ids):
+            label = "zero-shot" if other.method == "zero_shot" else other.label
+            raise UserError(f"{self._name(task)} and {label} scored different examples: run them again.")
+        return correct[:, [theirs.place[name] for name in ids]]
+
+    def _difference(self, other: "Line", task: str) -> stats.Moments:
+        if (other, task) not in self._differences:
+            own, theirs = self.answers(task)[1], self.aligned(other, task)
+            self._differences[other, task] = stats.moments(own.astype(np.float64) - theirs)
+        return self._differences[other, task]
+
+    def _name(self, task: str) -> str:
+        return f"{self.records(task)[0]['cell']['label']} on {task}"
+
+
+def lines(group: Group, store: Store) -> dict[str, Line]:
+    """The lines of a table, by label."""
+    records: dict[str, list[CellRecord]] = {}
+    for label, record in group.records:
+        records.setdefault(label, []).append(record)
+    return {label: Line(label, own, store) for label, own in records.items()}
+
+
+def _two_results(store: Store, first: CellRecord, second: CellRecord) -> UserError:
+    keys = sorted(first["identity"].keys() | second["identity"].keys())
+    differing = [key for key in keys if first["identity"].get(key) != second["identity"].get(key)]
+    older, newer = sorted((first, second), key=lambda record: record["finished"])
+    cell, path = newer["cell"], store.folder / "cells" / f"{older['key']}.json"
+    return UserError(
+        f"two results for {cell['label']} on {cell['task']}, seed {cell['seed']}, which differ in "
+        f"{', '.join(differing) or 'nothing'}: delete {path}, the older one."
+    )
