@@ -190,6 +190,7 @@ def test_a_users_own_dataset(icrbench: Commands) -> None:
     assert "real data" in report.out
     assert sorted(path.name for path in (icrbench.folder / "aus gabe").glob("leaderboard.*")) == [
         "leaderboard.csv",
+        "leaderboard.html",
         "leaderboard.md",
         "leaderboard.tex",
     ]

@@ -52,14 +52,15 @@ class Group:
 def comparable_groups(records: Iterable[CellRecord]) -> list[Group]:
     """Split records into tables: real before demo data, full before subsets, then by model and protocol."""
     keyed = sorted(((_place(record), record) for record in records), key=lambda pair: pair[0])
+    digests = _Digests()
     groups = []
     for (demo, rows, model, protocol, clean), members in groupby(keyed, key=lambda pair: pair[0]):
-        models = _newest_first([record for _, record in members], lambda record: _digest(record, "model"))
+        models = _newest_first([record for _, record in members], lambda record: digests.of(record, "model"))
         for same_model in models:
             variant = _model_words(same_model[0]) if len(models) > 1 else ""
-            for edition, chosen in enumerate(_editions(same_model)):
+            for edition, chosen in enumerate(_editions(same_model, digests)):
                 data = _data_label(demo, -rows)
-                labelled = tuple(_labelled(chosen))
+                labelled = tuple(_labelled(chosen, digests))
                 groups.append(Group(model, protocol, clean, data, demo, variant, edition, labelled))
     return groups
 
@@ -77,28 +78,23 @@ def _data_label(demo: bool, rows: float) -> str:
     return label if demo else f"{label}, full test sets"
 
 
-def _editions(records: list[CellRecord]) -> list[list[CellRecord]]:
+def _editions(records: list[CellRecord], digests: "_Digests") -> list[list[CellRecord]]:
     """Records by edition of their task, the newest of every task first."""
     editions: list[list[CellRecord]] = []
     by_task = sorted(records, key=lambda record: record["cell"]["task"])
     for _, members in groupby(by_task, key=lambda record: record["cell"]["task"]):
-        for number, edition in enumerate(_newest_first(list(members), _edition)):
+        for number, edition in enumerate(_newest_first(list(members), digests.edition)):
             if number == len(editions):
                 editions.append([])
             editions[number] += edition
     return editions
 
 
-def _edition(record: CellRecord) -> str | None:
-    hashes = record["data"]["sha256"]
-    return json.dumps([hashes, _digest(record, "task")], sort_keys=True) if hashes else None
-
-
-def _labelled(records: list[CellRecord]) -> Iterable[tuple[str, CellRecord]]:
+def _labelled(records: list[CellRecord], digests: "_Digests") -> Iterable[tuple[str, CellRecord]]:
     by_label = sorted(records, key=lambda record: record["cell"]["label"])
     for label, members in groupby(by_label, key=lambda record: record["cell"]["label"]):
-        for number, same in enumerate(_newest_first(list(members), lambda r: _digest(r, "method", "code"))):
-            mark = f" (older, {(_digest(same[0], 'method', 'code') or '?')[:4]})" if number else ""
+        for number, same in enumerate(_newest_first(list(members), lambda r: digests.of(r, "method", "code"))):
+            mark = f" (older, {(digests.of(same[0], 'method', 'code') or '?')[:4]})" if number else ""
             yield from ((label + mark, record) for record in same)
 
 
@@ -116,13 +112,34 @@ def _newest_first(records: list[CellRecord], variant: Callable[[CellRecord], Has
     return ordered
 
 
-def _digest(record: CellRecord, *fields: str) -> str | None:
-    known = {field: record["identity"][field] for field in fields if field in record["identity"]}
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest() if known else None
+class _Digests:
+    """Hashes of parts of records, each part hashed once: records of one store share what they have in common.
+
+    Parts are told apart by their ``id``, so this must not outlive the records.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str | int, ...], str] = {}
+
+    def of(self, record: CellRecord, *fields: str) -> str | None:
+        """Hash of some fields of the identity; None if it has none of them."""
+        known = {field: record["identity"][field] for field in fields if field in record["identity"]}
+        return self._hash(known, (*known, *map(id, known.values()))) if known else None
+
+    def edition(self, record: CellRecord) -> str | None:
+        """Hash of the data and the task, as far as they are known."""
+        hashes = record["data"]["sha256"]
+        task = record["identity"].get("task")
+        return self._hash([hashes, task], ("edition", id(hashes), id(task))) if hashes else None
+
+    def _hash(self, value: object, place: tuple[str | int, ...]) -> str:
+        if place not in self._known:
+            self._known[place] = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+        return self._known[place]
 
 
 def _model_words(record: CellRecord) -> str:
     """What sets this model apart, short: its revision if it has one."""
     model = record["identity"].get("model")
     revision = model.get("revision") if isinstance(model, dict) else None
-    return f"revision {str(revision)[:12]}" if revision else f"identity {(_digest(record, 'model') or '?')[:8]}"
+    return f"revision {str(revision)[:12]}" if revision else f"identity {(_Digests().of(record, 'model') or '?')[:8]}"

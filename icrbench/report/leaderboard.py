@@ -6,15 +6,13 @@ there with every seed of the row: an average over a partial set would not compar
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
-import numpy as np
-import pandas as pd
-
 from icrbench import stats
-from icrbench.errors import UserError
 from icrbench.report.groups import Group, comparable_groups
-from icrbench.store import CellRecord, Store
+from icrbench.report.line import Line, lines
+from icrbench.store import Store
 
 ROLES = {"id": "ID", "near_ood": "Near OOD", "far_ood": "Far OOD"}
 AVERAGE = "average"
@@ -34,7 +32,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Score:
-    """One entry of the table. Accuracies are fractions; the last six fields are None unless known.
+    """One entry of the table. Accuracies are fractions; the last seven fields are None unless known.
 
     ``partial``: some seeds of the row are missing on this task; the numbers are over those found.
     An average is ``ok`` or ``missing``.
@@ -51,7 +49,21 @@ class Score:
     versus: stats.Comparison | None = None
     """Against zero-shot, on the same examples."""
     p_holm: float | None = None
-    """``versus.p`` corrected over the rows of this column (Holm)."""
+    """``versus.p`` corrected (Holm) over all rows and all columns of this kind: tasks, roles, or the average."""
+    spread: stats.Spread | None = None
+    """How much of the uncertainty is owed to the seeds, and how much to the examples."""
+
+
+@dataclass(frozen=True)
+class Behind:
+    """How far the best average of a table is ahead of another row's, on the same examples."""
+
+    leader: str
+    """Label of the row with the best average."""
+    versus: stats.Comparison
+    """The leader's average less this row's."""
+    p_holm: float
+    """``versus.p`` corrected over all pairs of rows (Holm), because any of them might have been the leader."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,8 @@ class Row:
     scores: dict[str, Score]
     collapse: int | None
     """Number of tasks below zero-shot (ICR paper); None for zero-shot itself, and if a task is missing."""
+    behind: Behind | None = None
+    """None for the leader, for zero-shot (the leader's ``versus`` has it), and without an average."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +91,14 @@ class Table:
 
     def rank(self, column: str, row: Row) -> int:
         """1 for the best of a column, 2 for the second best, else 0; what prints alike ties."""
-        shown = {_shown(other.scores[column]) for other in self.rows} - {None}
-        own = _shown(row.scores[column])
-        if own is None or len(shown) < 2:
-            return 0
-        best = sorted((value for value in shown if value is not None), reverse=True)[:2]
-        return best.index(own) + 1 if own in best else 0
+        own, best = _shown(row.scores[column]), self._best[column]
+        return best.index(own) + 1 if own is not None and len(best) > 1 and own in best else 0
+
+    @cached_property
+    def _best(self) -> dict[str, list[float]]:
+        """The two best numbers of each column, as printed."""
+        shown = {c.name: {_shown(row.scores[c.name]) for row in self.rows} - {None} for c in self.columns}
+        return {name: sorted((v for v in found if v is not None), reverse=True)[:2] for name, found in shown.items()}
 
 
 def leaderboards(store: Store) -> list[Table]:
@@ -96,17 +112,31 @@ def leaderboards(store: Store) -> list[Table]:
 
 def _table(group: Group, store: Store) -> Table:
     columns = _columns(group)
-    names: dict[str, str] = {label: record["cell"]["method"] for label, record in group.records}
-    lines = {label: _Line(group, label, store) for label in names}
+    by_label = lines(group, store)
     # The plain label: a row marked as older is not what the others are compared with.
-    reference = next((label for label, method in names.items() if method == "zero_shot" == label), None)
-    base = lines[reference] if reference else None
+    base = next((line for label, line in by_label.items() if line.method == "zero_shot" == label), None)
     rows = []
-    for label, line in lines.items():
-        other = base if label != reference else None
-        scores = {column.name: line.score(column, other) for column in columns}
-        rows.append(Row(label, names[label], line.n_seeds, scores, _collapse(line, base, columns, scores)))
-    return Table(group, columns, tuple(sorted(_corrected(rows, columns), key=_row_order)))
+    for line in by_label.values():
+        scores = {column.name: _score(line, column, None if line is base else base) for column in columns}
+        rows.append(Row(line.label, line.method, line.n_seeds, scores, _collapse(line, base, columns, scores)))
+    compared = _behind(_corrected(rows, columns), by_label, columns[-1].tasks, base)
+    return Table(group, columns, tuple(sorted(compared, key=_row_order)))
+
+
+def accuracies(group: Group, store: Store, columns: Sequence[Column]) -> dict[str, Row]:
+    """Rows by label with other columns than a leaderboard's, the last of them an average; nothing is compared."""
+    by_label = lines(group, store)
+    base = by_label.get("zero_shot")
+    rows = {}
+    for label, line in by_label.items():
+        scores = {column.name: _score(line, column, None) for column in columns}
+        rows[label] = Row(label, line.method, line.n_seeds, scores, _collapse(line, base, columns, scores))
+    return rows
+
+
+def task_columns(group: Group) -> list[Column]:
+    """The tasks of a table in order."""
+    return [column for column in _columns(group) if not column.is_average]
 
 
 def _columns(group: Group) -> tuple[Column, ...]:
@@ -126,127 +156,78 @@ def _columns(group: Group) -> tuple[Column, ...]:
     return (*columns, Column(AVERAGE, "Average", tuple(everything), True))
 
 
-class _Line:
-    """The records of one row, and their answers as arrays [seeds, examples]."""
-
-    def __init__(self, group: Group, label: str, store: Store) -> None:
-        self.tasks: dict[str, dict[int | None, CellRecord]] = {}
-        for record in (record for other, record in group.records if other == label):
-            cell = record["cell"]
-            twin = self.tasks.setdefault(cell["task"], {}).setdefault(cell["seed"], record)
-            if twin is not record:
-                raise _two_results(store, twin, record)
-        found = {seed for records in self.tasks.values() for seed in records if seed is not None}
-        self.seeds: list[int | None] = [*sorted(found)] if found else [None]
-        self.n_seeds = len(self.seeds)
-        self._store = store
-        self._answers: dict[str, pd.DataFrame] = {}
-
-    def records(self, task: str) -> list[CellRecord]:
-        """The record for each seed, as far as there is one; a record without a seed stands for every seed."""
-        by_seed = self.tasks.get(task, {})
-        picked = [by_seed.get(seed, by_seed.get(None)) for seed in self.seeds]
-        return [record for record in picked if record is not None]
-
-    def complete(self, task: str) -> bool:
-        records = self.records(task)
-        return len(records) == self.n_seeds and all(record["status"] == "ok" for record in records)
-
-    def answers(self, task: str) -> pd.DataFrame:
-        """Right or wrong, one row an example (index: its id) and one column a seed."""
-        if task not in self._answers:
-            frames: dict[str, pd.Series[bool]] = {}
-            for record in self.records(task):
-                if record["key"] not in frames:
-                    frames[record["key"]] = _correct(self._store, record)
-            first = next(iter(frames.values()))
-            if any(not frame.index.equals(first.index) for frame in frames.values()):
-                raise UserError(f"the seeds of {self._name(task)} scored different examples: run them again.")
-            picked = [frames[record["key"]].to_numpy() for record in self.records(task)]
-            self._answers[task] = pd.DataFrame(np.stack(picked, axis=1), index=first.index)
-        return self._answers[task]
-
-    def arrays(self, tasks: Sequence[str]) -> list[stats.Scores]:
-        return [self.answers(task).to_numpy().T for task in tasks]
-
-    def score(self, column: Column, base: "_Line | None") -> Score:
-        if not all(self.complete(task) for task in column.tasks):
-            return Score("missing") if column.is_average else self._incomplete(column.tasks[0])
-        score = self._measured("ok", self.arrays(column.tasks))
-        if base is None or not all(base.complete(task) for task in column.tasks):
-            return score
-        references = [self._aligned(base, task) for task in column.tasks]
-        return replace(score, versus=stats.compare(self.arrays(column.tasks), references))
-
-    def mean(self, task: str) -> float:
-        return float(self.answers(task).to_numpy().mean())
-
-    def _incomplete(self, task: str) -> Score:
-        records = self.records(task)
-        errors = [record["error"] for record in records if record["status"] == "failed"]
-        if errors:
-            words = [f"{error['type']}: {error['message']}" if error else "no message" for error in errors]
-            return Score("failed", len(records), tuple(dict.fromkeys(words)))
-        return self._measured("partial", self.arrays([task])) if records else Score("missing")
-
-    def _measured(self, status: Literal["ok", "partial"], arrays: list[stats.Scores]) -> Score:
-        by_seed = np.mean([array.mean(axis=1) for array in arrays], axis=0)  # [seeds]
-        std = float(by_seed.std(ddof=1)) if len(by_seed) > 1 else None
-        rows = sum(array.shape[1] for array in arrays)
-        return Score(status, len(by_seed), (), rows, float(by_seed.mean()), std, stats.interval(arrays))
-
-    def _aligned(self, base: "_Line", task: str) -> stats.Floats:
-        """The reference's answers, [examples], in the order of this line's examples."""
-        own, other = self.answers(task), base.answers(task)
-        if len(own) != len(other) or not own.index.isin(other.index).all():
-            raise UserError(f"{self._name(task)} and zero-shot scored different examples: run them again.")
-        aligned: stats.Floats = other.loc[own.index].to_numpy().mean(axis=1)
-        return aligned
-
-    def _name(self, task: str) -> str:
-        return f"{self.records(task)[0]['cell']['label']} on {task}"
+def _score(line: Line, column: Column, base: Line | None) -> Score:
+    if not line.complete(*column.tasks):
+        return Score("missing") if column.is_average else _incomplete(line, column.tasks[0])
+    score = _measured(line, "ok", column.tasks)
+    if base is None or not base.complete(*column.tasks):
+        return score
+    return replace(score, versus=line.compare(base, column.tasks))
 
 
-def _correct(store: Store, record: CellRecord) -> "pd.Series[bool]":
-    """Right or wrong by example id, checked against the record."""
-    key = record["key"]
-    frame = store.examples(key)
-    result = record["result"]
-    if result is None or (len(frame), int(frame["correct"].sum())) != (result["n"], result["correct"]):
-        raise UserError(f"cells/{key}.json and examples/{key}.parquet disagree: delete both and run again.")
-    if frame["example_id"].duplicated().any():
-        raise UserError(f"examples/{key}.parquet has an example twice: delete it and run again.")
-    answers: pd.Series[bool] = frame.set_index("example_id")["correct"]
-    return answers
+def _incomplete(line: Line, task: str) -> Score:
+    records = line.records(task)
+    errors = [record["error"] for record in records if record["status"] == "failed"]
+    if errors:
+        words = [f"{error['type']}: {error['message']}" if error else "no message" for error in errors]
+        return Score("failed", len(records), tuple(dict.fromkeys(words)))
+    return _measured(line, "partial", [task]) if records else Score("missing")
 
 
-def _two_results(store: Store, first: CellRecord, second: CellRecord) -> UserError:
-    keys = sorted(first["identity"].keys() | second["identity"].keys())
-    differing = [key for key in keys if first["identity"].get(key) != second["identity"].get(key)]
-    older, newer = sorted((first, second), key=lambda record: record["finished"])
-    cell, path = newer["cell"], store.folder / "cells" / f"{older['key']}.json"
-    return UserError(
-        f"two results for {cell['label']} on {cell['task']}, seed {cell['seed']}, which differ in "
-        f"{', '.join(differing) or 'nothing'}: delete {path}, the older one."
+def _measured(line: Line, status: Literal["ok", "partial"], tasks: Sequence[str]) -> Score:
+    known = [line.moments(task) for task in tasks]
+    by_seed = [sum(of_seed) / len(known) for of_seed in zip(*(task.by_seed for task in known), strict=True)]
+    mean = sum(by_seed) / len(by_seed)
+    squares = sum((one - mean) ** 2 for one in by_seed)
+    return Score(
+        status,
+        len(by_seed),
+        rows=sum(task.n for task in known),
+        mean=mean,
+        std=(squares / (len(by_seed) - 1)) ** 0.5 if len(by_seed) > 1 else None,
+        interval=stats.interval(known),
+        spread=stats.spread(known),
     )
 
 
-def _collapse(line: _Line, base: _Line | None, columns: Sequence[Column], scores: dict[str, Score]) -> int | None:
+def _collapse(line: Line, base: Line | None, columns: Sequence[Column], scores: dict[str, Score]) -> int | None:
     tasks = columns[-1].tasks
-    if base is None or base is line or scores[AVERAGE].mean is None or not all(map(base.complete, tasks)):
+    if base is None or base is line or scores[AVERAGE].mean is None or not base.complete(*tasks):
         return None
     return sum(line.mean(task) < base.mean(task) - 1e-12 for task in tasks)
 
 
 def _corrected(rows: list[Row], columns: Sequence[Column]) -> list[Row]:
-    """The rows with Holm's correction over each column."""
+    """The rows with Holm's correction over the table: once for all tasks, once for all roles, once for the average."""
     scores = [dict(row.scores) for row in rows]
-    for column in (column.name for column in columns):
-        compared = [(own, own[column].versus) for own in scores]
-        tests = [(own, versus) for own, versus in compared if versus is not None]
-        for (own, _), p in zip(tests, stats.holm([versus.p for _, versus in tests]), strict=True):
-            own[column] = replace(own[column], p_holm=p)
+    kinds: dict[tuple[bool, bool], list[str]] = {}
+    for column in columns:
+        kinds.setdefault((column.is_average, column.name == AVERAGE), []).append(column.name)
+    for names in kinds.values():
+        compared = [(own, name, own[name].versus) for own in scores for name in names]
+        tests = [(own, name, versus) for own, name, versus in compared if versus is not None]
+        for (own, name, _), p in zip(tests, stats.holm([versus.p for *_, versus in tests]), strict=True):
+            own[name] = replace(own[name], p_holm=p)
     return [replace(row, scores=own) for row, own in zip(rows, scores, strict=True)]
+
+
+def _behind(rows: list[Row], by_label: dict[str, Line], tasks: Sequence[str], base: Line | None) -> list[Row]:
+    """The rows with the leader's advance over each, which says whether its first place may be noise."""
+    means = {row.label: row.scores[AVERAGE].mean for row in rows}
+    ranked = {label: mean for label, mean in means.items() if mean is not None}
+    leader = max(ranked, key=lambda label: ranked[label], default=None)
+    if leader is None or by_label[leader] is base:
+        return rows
+    others = [by_label[label] for label in ranked if label != leader and by_label[label] is not base]
+    found = {other.label: by_label[leader].compare(other, tasks) for other in others}
+    # The leader was picked for being best, so every pair was a candidate, and none of the others counts as tested.
+    untested = len(found) * (len(found) - 1) // 2
+    holm = stats.holm([versus.p for versus in found.values()], untested)
+    corrected = dict(zip(found, holm, strict=True))
+    return [
+        replace(row, behind=Behind(leader, found[row.label], corrected[row.label])) if row.label in found else row
+        for row in rows
+    ]
 
 
 def _row_order(row: Row) -> tuple[int, bool, float, str]:

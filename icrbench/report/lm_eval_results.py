@@ -1,9 +1,11 @@
 """Results that lm-evaluation-harness wrote for our methods, as a table beside the leaderboard."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pandas as pd
 
 from icrbench.errors import UserError
 from icrbench.report.render import MISSING, Entry, Grid, markdown_grid, terminal_grid, terminal_title
+from icrbench.store import FOLDERS
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def lm_eval_values(folder: Path) -> list[Value]:
         UserError: for a file that is cut or not lm-eval's (it is named).
     """
     latest: dict[tuple[str | int, ...], Value] = {}
-    for path in sorted(folder.rglob("results_*.json")):
+    for path in _files(folder):
         try:
             record = json.loads(path.read_text("utf-8"))
             found = _values(record) if "icrbench" in record.get("config", ()) else []
@@ -66,6 +69,16 @@ def lm_eval_values(folder: Path) -> list[Value]:
             if key not in latest or latest[key].date < value.date:
                 latest[key] = value
     return [latest[key] for key in sorted(latest)]
+
+
+def _files(folder: Path) -> list[Path]:
+    """lm-eval's results files anywhere below a folder, but not among the many files of a store."""
+    found = []
+    for place, folders, names in os.walk(folder):
+        if Path(place) == folder:
+            folders[:] = [name for name in folders if name not in FOLDERS]
+        found += [Path(place, name) for name in names if fnmatch(name, "results_*.json")]
+    return sorted(found)
 
 
 def row_of(value: Value) -> tuple[str, str, str, int, int]:
@@ -118,7 +131,7 @@ def _values(record: dict[str, Any]) -> list[Value]:
 def markdown(values: Sequence[Value]) -> str:
     """One table a model, as GitHub Markdown; empty without values."""
     parts = []
-    for grid, notes in _tables(values):
+    for grid, notes in tables(values):
         parts += [f"## {grid.title}", markdown_grid(grid), "\n".join(f"- {note}" for note in notes)]
     return "".join(f"{part}\n\n" for part in parts)
 
@@ -126,7 +139,7 @@ def markdown(values: Sequence[Value]) -> str:
 def terminal(values: Sequence[Value]) -> str:
     """The same for a terminal."""
     parts = []
-    for grid, notes in _tables(values):
+    for grid, notes in tables(values):
         parts += [terminal_title(grid.title), terminal_grid(grid), "\n".join(notes)]
     return "".join(f"{part}\n\n" for part in parts)
 
@@ -136,9 +149,9 @@ def csv(values: Sequence[Value]) -> str:
     return pd.DataFrame([asdict(value) for value in values]).to_csv(index=False, lineterminator="\n")
 
 
-def _tables(values: Sequence[Value]) -> list[tuple[Grid, list[str]]]:
+def tables(values: Sequence[Value]) -> list[tuple[Grid, list[str]]]:
     """A grid and its footnotes for each model: a row a task and metric, a column a method, the best in bold."""
-    tables = []
+    made = []
     for model in dict.fromkeys(value.model for value in values):
         own = [value for value in values if value.model == model]
         titles = labels(own)
@@ -157,8 +170,8 @@ def _tables(values: Sequence[Value]) -> list[tuple[Grid, list[str]]]:
         grid = Grid(title, ("task", "metric", "shots", "rows", *titles.values()), tuple(rows))
         fits = {value.identity: value.artefact for value in own}
         notes = [f"{titles[one]}: identity {one}, fit {fits[one]}" for one in titles]
-        tables.append((grid, ["±: lm-eval's standard error; ↓: lower is better.", *notes]))
-    return tables
+        made.append((grid, ["±: lm-eval's standard error; ↓: lower is better.", *notes]))
+    return made
 
 
 def _best(values: Sequence[Value]) -> float | None:

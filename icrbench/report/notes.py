@@ -1,7 +1,7 @@
 """What stands below a table: how to read it, what is missing from it, and where it came from."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from icrbench.report.leaderboard import AVERAGE, Row, Table
@@ -30,14 +30,20 @@ def notes(table: Table) -> list[str]:
         lines.append("(k/n): only k of the row's n seeds are there.")
     lines += [f"failed ({number}): {error}" for error, number in failures(table).items()]
     records = [record for _, record in table.group.records]
-    lines += [*_overlap(records, table.group.clean), *_truncated(table)]
+    lines += [*overlap(records, table.group.clean), *_truncated(table)]
     return [_one_line(line) for line in lines]
 
 
 def provenance(table: Table) -> list[tuple[str, str]]:
     """What made the table: pairs of a name and every distinct value among its records."""
-    records = [record for _, record in table.group.records]
-    environments = [record["environment"] for record in records]
+    return origin([record for _, record in table.group.records])
+
+
+def origin(records: Sequence[CellRecord]) -> list[tuple[str, str]]:
+    """What made some records, as ``provenance`` gives it for a table."""
+    # Many records, few environments: each is looked at once.
+    shared = {id(record["environment"]): record["environment"] for record in records}  # as a store reads them
+    environments = list({_compact(environment): environment for environment in shared.values()}.values())
     commits = [
         f"{environment['commit']}{' with uncommitted changes' if environment.get('dirty') else ''}"
         for environment in environments
@@ -56,8 +62,8 @@ def provenance(table: Table) -> list[tuple[str, str]]:
         ("python", _distinct(e.get("python") for e in environments)),
         ("packages", _distinct(sorted(packages))),
         ("machine", _distinct(e.get("machine") for e in environments)),
-        ("data", _distinct(sorted(sources))),
-        ("sha256 of the test data", _distinct(sorted(hashes))),
+        ("data", _distinct(sorted(set(sources)))),
+        ("sha256 of the test data", _distinct(sorted(set(hashes)))),
         ("time", f"{min(r['started'] for r in records)} to {max(r['finished'] for r in records)}"),
     ]
     return [(name, value) for name, value in pairs if value]
@@ -86,17 +92,18 @@ def _reading_note(table: Table) -> str:
 
 def _test_note() -> str:
     return (
-        "vs zero-shot: difference of the averages in points, its 95 % interval (paired bootstrap over "
-        "examples and seeds), and a two-sided p (paired sign-flip test over examples, stratified by task; "
-        "exact McNemar for one task and one seed), corrected over the rows by Holm's method."
+        "vs zero-shot: difference of the averages in points, its 95 % interval, and a two-sided p corrected over the "
+        "rows by Holm's method. With several seeds both count seeds and examples (two-way analysis of variance, "
+        "t-test). With one seed the interval is a paired bootstrap over examples, p is a paired t-test (exact McNemar "
+        "for one task), and neither says anything about other seeds."
     )
 
 
 def _seed_note(rows: Iterable[Row]) -> str:
-    return "Seeds: " + ", ".join(f"{row.label} {row.seeds}" for row in rows) + "."
+    return "Seeds: " + ", ".join(f"{row.label} {row.seeds}" for row in rows if row.seeds) + "."
 
 
-def _overlap(records: list[CellRecord], clean: bool) -> list[str]:
+def overlap(records: list[CellRecord], clean: bool) -> list[str]:
     """The contamination the records report, if any."""
     found: dict[str, str] = {}
     for record in records:

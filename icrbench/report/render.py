@@ -5,13 +5,16 @@ zero-shot, accuracy by task, and the 95 % intervals. The renderers only differ i
 """
 
 import textwrap
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
+from tabulate import tabulate
 
 from icrbench.report.leaderboard import AVERAGE, Column, Row, Score, Table
 from icrbench.report.notes import failures, notes, provenance
+from icrbench.report.numbers import probability, signed, signed_interval
 
 MISSING = "—"
 _BOLD = "\033[1m{}\033[0m"
@@ -43,7 +46,7 @@ def grids(table: Table) -> list[Grid]:
     summary = tuple(
         (
             Entry(row.label),
-            *(Entry(_accuracy(row, column, numbers), table.rank(column.name, row)) for column in averages),
+            *(Entry(accuracy(row, column, numbers), table.rank(column.name, row)) for column in averages),
             Entry("" if row.collapse is None else str(row.collapse)),
             Entry(_versus(row.scores[AVERAGE])),
         )
@@ -52,7 +55,7 @@ def grids(table: Table) -> list[Grid]:
     by_task = tuple(
         (
             Entry(row.label),
-            *(Entry(_accuracy(row, column, numbers), table.rank(column.name, row)) for column in tasks),
+            *(Entry(accuracy(row, column, numbers), table.rank(column.name, row)) for column in tasks),
         )
         for row in table.rows
     )
@@ -75,8 +78,8 @@ def markdown(tables: Sequence[Table]) -> str:
         parts.append(f"## {table.group.title}")
         for grid in grids(table):
             parts += [f"### {grid.title}", markdown_grid(grid)]
-        parts.append("\n".join(f"- {_escape_markdown(note)}" for note in notes(table)))
-        origin = [f"- {name}: {_escape_markdown(value)}" for name, value in provenance(table)]
+        parts.append("\n".join(f"- {escape_markdown(note)}" for note in notes(table)))
+        origin = [f"- {name}: {escape_markdown(value)}" for name, value in provenance(table)]
         parts += ["### Provenance", "\n".join(origin)]
     return "\n\n".join(parts) + "\n"
 
@@ -87,14 +90,14 @@ def latex(tables: Sequence[Table]) -> str:
     for table in tables:
         comments = [f"% {table.group.title}", *(f"% {name}: {value}" for name, value in provenance(table))]
         averages, by_task, intervals = grids(table)
-        blocks = [_latex_grid(grid) for grid in (averages, _transposed(by_task), _transposed(intervals))]
-        caption = " ".join(_escape_latex(note if note.endswith(".") else note + ".") for note in notes(table))
+        blocks = [latex_grid(grid) for grid in (averages, _transposed(by_task), _transposed(intervals))]
+        caption = " ".join(escape_latex(note if note.endswith(".") else note + ".") for note in notes(table))
         parts += [
             *comments,
             r"\begin{table*}[p]",
             r"\centering\scriptsize\setlength{\tabcolsep}{2.5pt}",
             "\n\\par\\medskip\n".join(blocks),
-            rf"\caption{{{_escape_latex(table.group.title)}. {caption}}}",
+            rf"\caption{{{escape_latex(table.group.title)}. {caption}}}",
             r"\end{table*}",
             "",
         ]
@@ -137,7 +140,8 @@ def terminal(tables: Sequence[Table]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _accuracy(row: Row, column: Column, numbers: dict[str, int]) -> str:
+def accuracy(row: Row, column: Column, numbers: dict[str, int]) -> str:
+    """A score in words; ``numbers`` are those of the footnotes with the errors."""
     score = row.scores[column.name]
     if score.status == "failed":
         return f"failed ({', '.join(str(numbers[error]) for error in score.errors)})"
@@ -151,14 +155,8 @@ def _accuracy(row: Row, column: Column, numbers: dict[str, int]) -> str:
 def _versus(score: Score) -> str:
     if score.versus is None or score.p_holm is None:
         return ""
-    low, high = score.versus.interval.low, score.versus.interval.high
-    p = f"{score.p_holm:.3f}" if score.p_holm >= 0.001 else "<0.001"
-    return f"{_signed(score.versus.difference)} [{_signed(low)}, {_signed(high)}] {p}"
-
-
-def _signed(value: float) -> str:
-    rounded = round(100 * value, 1)
-    return f"{'−' if rounded < 0 else '+'}{abs(rounded):.1f}"
+    versus = score.versus
+    return f"{signed(versus.difference)} {signed_interval(versus.interval)} {probability(score.p_holm)}"
 
 
 def _interval(score: Score) -> str:
@@ -176,6 +174,8 @@ def _numbers(row: Row, column: Column) -> dict[str, object]:
         "std": score.std,
         "ci_low": score.interval.low if score.interval else None,
         "ci_high": score.interval.high if score.interval else None,
+        "se_seeds": score.spread.seeds if score.spread else None,
+        "se_examples": score.spread.examples if score.spread else None,
         "seeds": score.seeds or None,
         "row_seeds": row.seeds,
         "test_rows": score.rows,
@@ -193,8 +193,7 @@ def _numbers(row: Row, column: Column) -> dict[str, object]:
 def _plain(grid: Grid, marks: Sequence[str], style: str) -> str:
     body = [[marks[entry.rank].format(entry.text) for entry in row] for row in grid.rows]
     aligned = ["left"] + ["right"] * (len(grid.header) - 1)
-    frame = pd.DataFrame(body, columns=list(grid.header))
-    return frame.to_markdown(index=False, disable_numparse=True, colalign=aligned, tablefmt=style)
+    return tabulate(body, list(grid.header), style, disable_numparse=True, colalign=aligned)
 
 
 def terminal_title(text: str) -> str:
@@ -207,9 +206,10 @@ def terminal_grid(grid: Grid) -> str:
     return _plain(grid, _TERMINAL, "simple")
 
 
-def markdown_grid(grid: Grid) -> str:
-    """One grid as a table of GitHub Markdown."""
-    named = tuple((Entry(f"`{row[0].text}`".replace("|", r"\|")), *row[1:]) for row in grid.rows)
+def markdown_grid(grid: Grid, *, code: bool = True) -> str:
+    """One grid as a table of GitHub Markdown; the first column is code (labels), or plain text."""
+    names = [f"`{row[0].text}`" if code else escape_markdown(row[0].text) for row in grid.rows]
+    named = tuple((Entry(name.replace("|", r"\|")), *row[1:]) for name, row in zip(names, grid.rows, strict=True))
     return _plain(replace(grid, rows=named), ("{}", "**{}**", "<u>{}</u>"), "pipe")
 
 
@@ -221,12 +221,13 @@ def _transposed(grid: Grid) -> Grid:
     return Grid(grid.title, header, rows)
 
 
-def _latex_grid(grid: Grid) -> str:
+def latex_grid(grid: Grid) -> str:
+    """One grid as a ``tabular`` with the rules of booktabs."""
     marks = ("{}", r"\textbf{{{}}}", r"\underline{{{}}}")
     lines = [rf"\begin{{tabular}}{{l{'r' * (len(grid.header) - 1)}}}", r"\toprule"]
-    lines += [" & ".join(map(_escape_latex, grid.header)) + r" \\", r"\midrule"]
+    lines += [" & ".join(map(escape_latex, grid.header)) + r" \\", r"\midrule"]
     for row in grid.rows:
-        fields = [marks[entry.rank].format(_escape_latex(entry.text)) for entry in row]
+        fields = [marks[entry.rank].format(escape_latex(entry.text)) for entry in row]
         lines.append(" & ".join(fields) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
@@ -238,18 +239,54 @@ _LATEX = {
     "^": r"\textasciicircum{}",
     "<": "$<$",
     ">": "$>$",
+    "|": "$|$",
+    "[": "{[}",  # a line of a table that begins with a bracket would be read as an argument of the one before
+    "]": "{]}",
+    "*": "{*}",
+    '"': "''",
     "—": "---",
     "–": "--",
     "−": "$-$",
     "±": r"$\pm$",
     "·": r"$\cdot$",
+    "×": r"$\times$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "→": r"$\rightarrow$",
+    "↓": r"$\downarrow$",
+    "↑": r"$\uparrow$",
+    "†": r"$\dagger$",
+    "α": r"$\alpha$",
+    "γ": r"$\gamma$",
+    "…": r"\dots{}",
+    "‘": "`",
+    "’": "'",
+    "“": "``",
+    "”": "''",
+    "␣": r"\textvisiblespace{}",
+    "▁": r"\textvisiblespace{}",
+    "\N{WORD JOINER}": "{}",
 }
+_ACCENTS = {"\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0308": '"', "\u030c": "v", "\u0327": "c"}
 
 
-def _escape_markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Keep what an error message holds from being read as markup."""
     return "".join({"<": "&lt;"}.get(c, f"\\{c}" if c in "\\*`[]" else c) for c in text)
 
 
-def _escape_latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
+def escape_latex(text: str) -> str:
+    """Any text for LaTeX with its default fonts; a sign they lack is written as its number."""
+    apart = text.replace("--", "-\N{WORD JOINER}-").replace("--", "-\N{WORD JOINER}-")  # else a dash is drawn
+    return "".join(_LATEX.get(character) or _latex_character(character) for character in apart)
+
+
+def _latex_character(character: str) -> str:
+    if character.isspace() or not character.isprintable():
+        return " "
+    if character.isascii():
+        return character
+    apart = unicodedata.normalize("NFD", character)
+    if len(apart) == 2 and apart[0].isascii() and apart[1] in _ACCENTS:
+        return rf"\{_ACCENTS[apart[1]]}{{{apart[0]}}}"
+    return rf"\texttt{{U+{ord(character):04X}}}"

@@ -1,0 +1,62 @@
+"""The leaderboard as one HTML file that needs no network, no server and no other file.
+
+``index.html`` is the frame (Jinja, everything escaped), filled with the verdicts; ``page.css`` and ``page.js`` are put
+into it as they are. Numbers travel as one block of json, from which the script makes tables, plots and the browser of
+single predictions. The content security policy admits these two texts by their hash, and nothing else.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from icrbench import __version__
+from icrbench.report import lm_eval_results
+from icrbench.report.leaderboard import Table
+from icrbench.report.lm_eval_results import Value
+from icrbench.report.page.data import table_data
+from icrbench.report.page.examples import packed
+from icrbench.report.verdict import WORDS, verdict
+from icrbench.store import Store
+
+_FOLDER = Path(__file__).parent
+
+
+def html(tables: Sequence[Table], values: Sequence[Value], store: Store) -> str:
+    """The page for the tables of a results folder and the numbers of lm-evaluation-harness found in it.
+
+    Raises:
+        UserError: if an examples file of the store is damaged.
+    """
+    style, script = (Markup((_FOLDER / name).read_text("utf-8")) for name in ("page.css", "page.js"))
+    shown = [table_data(table) for table in tables]
+    data = {"tables": shown, "examples": packed(tables, store), "words": WORDS}
+    environment = Environment(loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined)
+    return environment.get_template("index.html").render(
+        version=__version__,
+        style=style,
+        script=script,
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        data=_json(data),
+        tables=[(table.group, verdict(table)) for table in tables],
+        words=WORDS,
+        lm_eval=lm_eval_results.tables(values),
+        models=sorted({table["model"] for table in shown}),
+        protocols=sorted({table["protocol"] for table in shown}),
+    )
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _json(value: Any) -> Markup:
+    """Json that stays data inside a script element: without "<" no tag or comment can start there."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c"))

@@ -1,0 +1,148 @@
+"""What the page shows, as json-able values, read off the tables; nothing is computed here but roundings.
+
+Accuracies and differences are per cent and points, rounded as every other output prints them.
+"""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from icrbench.report.leaderboard import ROLES, Column, Row, Score, Table
+from icrbench.report.names import display_name
+from icrbench.report.notes import failures, notes, origin, provenance
+from icrbench.report.numbers import probability, tenths
+from icrbench.report.verdict import certainty
+from icrbench.stats import Comparison, Interval
+from icrbench.store import CellRecord
+
+
+def table_data(table: Table) -> dict[str, Any]:
+    """One table: its group, columns, rows and footnotes."""
+    group = table.group
+    roles = {record["cell"]["task"]: record["task"]["role"] for _, record in group.records}
+    records: dict[str, list[CellRecord]] = {}
+    for label, record in group.records:
+        records.setdefault(label, []).append(record)
+    numbers = failures(table)
+    made_by = dict(provenance(table))
+    plain = {row.label: _hyperparameters(records[row.label]) for row in table.rows}
+    return {
+        "title": group.title,
+        "model": group.model + (f" ({group.variant})" if group.variant else ""),
+        "protocol": group.protocol,
+        "columns": [_column(column, roles) for column in table.columns],
+        "rows": [
+            {
+                "label": row.label,
+                "name": display_name(row.label),
+                "seeds": row.seeds,
+                "collapse": row.collapse,
+                "reference": row.label == "zero_shot",
+                "scores": [_score(table, row, column, numbers) for column in table.columns],
+                "detail": _detail(records[row.label], plain[row.label], plain.get(row.method), made_by),
+            }
+            for row in table.rows
+        ],
+        "errors": list(numbers),
+        "notes": notes(table),
+        "provenance": list(made_by.items()),
+    }
+
+
+def _column(column: Column, roles: dict[str, str]) -> dict[str, Any]:
+    role = column.name if column.name in ROLES else None if column.is_average else roles[column.name]
+    return {
+        "name": column.name,
+        "title": column.title,
+        "role": role,
+        "average": column.is_average,
+        "tasks": len(column.tasks),
+    }
+
+
+def _score(table: Table, row: Row, column: Column, numbers: dict[str, int]) -> dict[str, Any]:
+    """Short keys and no empty values, because there are many: see ``page.js``, which reads them."""
+    score = row.scores[column.name]
+    found: dict[str, Any] = {
+        "status": score.status if score.status != "ok" else None,
+        "mean": _tenths(score.mean),
+        "ci": _interval(score.interval),
+        "std": _tenths(score.std),
+        "seeds": score.seeds if score.status == "partial" else None,
+        "n": score.rows,
+        "rank": table.rank(column.name, row) or None,
+        "errors": [numbers[error] for error in score.errors] or None,
+        **_versus(score),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _versus(score: Score) -> dict[str, Any]:
+    versus: Comparison | None = score.versus
+    if versus is None or score.p_holm is None:
+        return {}
+    return {
+        "d": tenths(versus.difference),
+        "dci": _interval(versus.interval),
+        "p": probability(score.p_holm),
+        "sure": certainty(versus, score.p_holm),
+    }
+
+
+def _detail(
+    records: list[CellRecord],
+    hyperparameters: dict[str, Any],
+    plain: dict[str, Any] | None,
+    made_by: dict[str, str],
+) -> dict[str, Any]:
+    """What a row's records say beside the scores; provenance only where it is not the table's."""
+    ran = [record["result"] for record in records if record["result"] is not None]
+    seeds = sorted({record["cell"]["seed"] for record in records if record["cell"]["seed"] is not None})
+    fits = sorted({result["seconds_fit"] for result in ran})
+    cached = sorted({result["cached_parameters"] for result in ran})
+    rows = sum(result["n"] for result in ran)
+    facts = [
+        ("Seeds", ", ".join(map(str, seeds)) or "none: no randomness"),
+        ("Time to fit", _range(fits, "{:,.0f} s") if any(fits) else "nothing to fit"),
+        ("Cached parameters", _range(cached, "{:,}")),
+        ("Prompt tokens an example", f"{sum(r['prompt_tokens'] for r in ran) / rows:,.0f}" if rows else ""),
+        (
+            "Time to score",
+            f"{statistics.median(r['seconds_score'] / r['n'] for r in ran):.3f} s an example" if ran else "",
+        ),
+        ("Cells", f"{len(ran):,} ran" + (f", {len(records) - len(ran):,} failed" if len(ran) < len(records) else "")),
+    ]
+    own = dict(origin(records))
+    return {
+        "hyperparameters": {name: _text(value) for name, value in hyperparameters.items()},
+        "changed": [name for name, value in hyperparameters.items() if plain and plain.get(name) != value],
+        "facts": [fact for fact in facts if fact[1]],
+        "provenance": [(name, own.get(name, "")) for name, value in made_by.items() if own.get(name) != value],
+    }
+
+
+def _hyperparameters(records: Sequence[CellRecord]) -> dict[str, Any]:
+    for record in records:
+        method = record["identity"].get("method")
+        if isinstance(method, dict) and isinstance(method.get("hyperparameters"), dict):
+            return dict(method["hyperparameters"])
+    return {}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    if not values:
+        return ""
+    low, high = form.format(values[0]), form.format(values[-1])
+    return low if low == high else f"{low} to {high}"
+
+
+def _tenths(value: float | None) -> float | None:
+    return None if value is None else tenths(value)
+
+
+def _interval(interval: Interval | None) -> tuple[float, float] | None:
+    return None if interval is None else (tenths(interval.low), tenths(interval.high))

@@ -1,0 +1,126 @@
+"""Single predictions, packed for the page: one character a prediction, two bytes an option logit.
+
+The page stays small whatever the size of the results: only so many cells, predictions and logits go into it, every
+row's first seed before any second one, and what was left out is counted for the reader.
+"""
+
+import base64
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from icrbench.errors import UserError
+from icrbench.report.leaderboard import Table
+from icrbench.store import CellRecord, Store
+
+MOST_CELLS = 1_000
+MOST_PREDICTIONS = 3_000_000
+MOST_LOGITS = 1_500_000
+_FIRST = 35
+"""Option 0 is "#": the printable characters from here on, so that most need no escape."""
+_HUNDREDTHS = 32_767  # largest logit of a packed cell, times 100
+
+
+def packed(tables: Sequence[Table], store: Store) -> list[dict[str, Any]]:
+    """One entry for each table and task with at least one cell: its rows, and the predictions of its cells.
+
+    Returns:
+        Entries with ``table`` (number), ``task``, ``total`` (cells that ran), ``ids`` (common start, and the rest of
+        each id), ``gold``, ``options`` (words, may be empty) and ``cells``: ``row`` (number in the table), ``seed``,
+        ``key``, ``predictions``, ``logits`` (base64 of little-endian int16, hundredths; None if left out) and
+        ``counts`` (options of each example).
+
+    Raises:
+        UserError: if a file of the store is damaged.
+    """
+    sets: dict[tuple[int, str], dict[str, Any]] = {}
+    orders: dict[tuple[int, str], pd.Index] = {}
+    cells = predictions = logits = 0
+    for _, table, row, record in sorted(_cells(tables), key=lambda cell: cell[:3]):
+        result, task = record["result"], record["cell"]["task"]
+        if result is None:
+            continue
+        entry = sets.setdefault((table, task), _empty(table, record))
+        entry["total"] += 1
+        if cells == MOST_CELLS or predictions + result["n"] > MOST_PREDICTIONS:
+            continue
+        frame = store.examples(record["key"]).set_index("example_id")
+        order = orders.setdefault((table, task), frame.index)
+        if not frame.index.equals(order):
+            if len(frame) != len(order) or not order.isin(frame.index).all():
+                continue  # of a table without zero-shot, where nothing was paired: it counts as left out
+            frame = frame.loc[order]
+        if not entry["cells"]:
+            entry["ids"], entry["gold"] = _ids(order), _characters(frame["gold"])
+        _check(frame, record)
+        values, counts = _logits(frame)
+        fits = values is not None and logits + len(values) <= MOST_LOGITS
+        entry["cells"].append(
+            {
+                "row": row,
+                "seed": record["cell"]["seed"],
+                "key": record["key"],
+                "predictions": _characters(frame["prediction"]),
+                "logits": base64.b64encode(values.tobytes()).decode() if values is not None and fits else None,
+                "counts": _characters(counts),
+            }
+        )
+        cells, predictions = cells + 1, predictions + len(frame)
+        logits += len(values) if values is not None and fits else 0
+    return [entry for _, entry in sorted(sets.items(), key=lambda item: item[0][0]) if entry["cells"]]
+
+
+def _cells(tables: Sequence[Table]) -> Iterator[tuple[int, int, int, CellRecord]]:
+    """Place of the cell's seed within its row, number of the table, number of the row, record."""
+    for number, table in enumerate(tables):
+        rows = {row.label: place for place, row in enumerate(table.rows)}
+        tasks = {task: place for place, task in enumerate(table.columns[-1].tasks)}
+        records = sorted(table.group.records, key=lambda pair: (pair[0], tasks[pair[1]["cell"]["task"]]))
+        seeds: dict[str, list[int]] = {}
+        for label, record in records:
+            seeds.setdefault(label, []).append(-1 if record["cell"]["seed"] is None else record["cell"]["seed"])
+        ranks = {label: {seed: rank for rank, seed in enumerate(sorted(set(found)))} for label, found in seeds.items()}
+        for label, record in records:
+            seed = -1 if record["cell"]["seed"] is None else record["cell"]["seed"]
+            yield ranks[label][seed], number, rows[label], record
+
+
+def _empty(table: int, record: CellRecord) -> dict[str, Any]:
+    task = record["identity"].get("task")
+    words = task.get("options") if isinstance(task, dict) else None
+    options = [str(word) for word in words] if isinstance(words, list) else []
+    return {"table": table, "task": record["cell"]["task"], "total": 0, "options": options, "cells": []}
+
+
+def _check(frame: pd.DataFrame, record: CellRecord) -> None:
+    """The page tells right from wrong by comparing options."""
+    if not frame["correct"].eq(frame["prediction"] == frame["gold"]).all():
+        raise UserError(f"examples/{record['key']}.parquet contradicts itself: delete it and run again.")
+
+
+def _ids(index: pd.Index) -> tuple[str, list[str]]:
+    """Their common start, and the rest of each."""
+    ids = [str(name) for name in index]
+    start, first, last = "", min(ids), max(ids)
+    for own, other in zip(first, last, strict=False):
+        if own != other:
+            break
+        start += own
+    return start, [name[len(start) :] for name in ids]
+
+
+def _characters(values: "pd.Series[int] | npt.NDArray[np.integer[Any]]") -> str:
+    return (np.asarray(values, dtype=np.int64) + _FIRST).astype("<u2").tobytes().decode("utf-16-le")
+
+
+def _logits(frame: pd.DataFrame) -> tuple[npt.NDArray[np.int16] | None, npt.NDArray[np.int64]]:
+    """All options' logits in hundredths, one example after the other, and how many each has."""
+    lists = frame["option_logits"].tolist()
+    counts = np.array([len(values) for values in lists], dtype=np.int64)
+    hundredths = np.round(100 * np.concatenate(lists).astype(np.float64))
+    if not np.isfinite(hundredths).all() or np.abs(hundredths).max(initial=0) > _HUNDREDTHS:
+        return None, counts
+    return hundredths.astype("<i2"), counts

@@ -1,0 +1,193 @@
+"""What a table says, in sentences: who wins, by how much, where, and whether it is noise.
+
+Everything is read off the table; no number is computed here.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from icrbench import stats
+from icrbench.report.leaderboard import AVERAGE, ROLES, Row, Score, Table
+from icrbench.report.names import display_name
+from icrbench.report.notes import overlap
+from icrbench.report.numbers import probability, signed, signed_interval, tenths
+
+Certainty = Literal["clear", "weak", "noise"]
+WORDS: dict[Certainty, str] = {"clear": "not noise", "weak": "weak evidence", "noise": "may be noise"}
+ROLE_WORDS = {"id": "in-domain", "near_ood": "near out-of-domain", "far_ood": "far out-of-domain"}
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One table in plain words.
+
+    Attributes:
+        headline: who wins, or that nobody does.
+        certainty: of the headline; None where there is nothing to be sure of.
+        facts: pairs of a question and its answer.
+    """
+
+    headline: str
+    certainty: Certainty | None
+    facts: tuple[tuple[str, str], ...]
+
+
+def certainty(versus: stats.Comparison, p_holm: float) -> Certainty:
+    """How far a difference can be trusted.
+
+    "clear" if the corrected test rejects at 5 % and the printed interval leaves out 0; "weak" if only one of the two
+    does (only the test is corrected for the number of methods); else "noise".
+    """
+    low, high = tenths(versus.interval.low), tenths(versus.interval.high)
+    agreeing = (p_holm < 1 - stats.CONFIDENCE) + (low > 0 or high < 0)
+    return ("noise", "weak", "clear")[agreeing]
+
+
+def verdict(table: Table) -> Verdict:
+    """The words for one table."""
+    ranked = [row for row in table.rows if row.scores[AVERAGE].mean is not None]
+    beware = tuple(("Beware", text) for text in _cautions(table))
+    if not ranked:
+        return Verdict("No winner can be named: no method has a result on every task.", None, beware)
+    leader = max(ranked, key=lambda row: row.scores[AVERAGE].mean or 0.0)
+    has_reference = any(row.label == "zero_shot" for row in ranked)
+    if leader.label == "zero_shot":
+        headline, facts = _nobody(table, ranked)
+        return Verdict(headline, None, facts + beware)
+    if not has_reference:
+        headline = f"{display_name(leader.label)} has the best average, {_mean(leader)}."
+        facts = (("Is it noise?", "There is no complete zero-shot row to compare with."), *_next(ranked))
+        return Verdict(headline, None, facts + beware)
+    headline, sure = _headline(leader, ranked)
+    facts = (*_size(table, leader), *_where(table, leader), *_next(ranked))
+    return Verdict(headline, sure, facts + beware)
+
+
+def _headline(leader: Row, ranked: list[Row]) -> tuple[str, Certainty]:
+    name = display_name(leader.label)
+    score = leader.scores[AVERAGE]
+    assert score.versus is not None  # zero-shot is complete
+    assert score.p_holm is not None
+    sure, ahead = certainty(score.versus, score.p_holm), f"{tenths(score.versus.difference):.1f}"
+    if sure == "noise":
+        return f"No clear winner: {name} is {ahead} points ahead of zero-shot, which may be noise.", sure
+    if sure == "weak":
+        return f"{name} is {ahead} points ahead of zero-shot, but the evidence is weak.", sure
+    open_race = [row for row in ranked if row.behind and certainty(row.behind.versus, row.behind.p_holm) != "clear"]
+    if open_race:
+        rival = max(open_race, key=lambda row: row.scores[AVERAGE].mean or 0.0)
+        more = f" and {len(open_race) - 1} more" if len(open_race) > 1 else ""
+        return f"{name} beats zero-shot by {ahead} points, but not clearly {display_name(rival.label)}{more}.", sure
+    return f"{name} wins, {ahead} points ahead of zero-shot; this is not noise.", sure
+
+
+def _nobody(table: Table, ranked: list[Row]) -> tuple[str, tuple[tuple[str, str], ...]]:
+    others = [row for row in ranked if row.label != "zero_shot"]
+    if not others:
+        return "Only zero-shot has a result on every task.", ()
+    best = max(others, key=lambda row: row.scores[AVERAGE].mean or 0.0)
+    facts = (("Closest", f"{display_name(best.label)}. {_size(table, best)[0][1]}"), *_size(table, best)[1:])
+    return "No method beats zero-shot.", (*facts, *_where(table, best))
+
+
+def _size(table: Table, row: Row) -> tuple[tuple[str, str], ...]:
+    score = row.scores[AVERAGE]
+    base = next(other for other in table.rows if other.label == "zero_shot").scores[AVERAGE]
+    assert score.versus is not None
+    assert score.p_holm is not None
+    assert score.mean is not None
+    assert base.mean is not None
+    tasks = len(table.columns[-1].tasks)
+    much = (
+        f"{_points(score.versus)} against zero-shot: {tenths(score.mean):.1f} % against {tenths(base.mean):.1f} % "
+        f"accuracy, {f'the average over {tasks} tasks' if tasks > 1 else 'on the one task there is'}."
+    )
+    p, sure = f"Holm-corrected p {_p(score.p_holm)}", certainty(score.versus, score.p_holm)
+    zero = tenths(score.versus.interval.low) <= 0 <= tenths(score.versus.interval.high)
+    noise = {
+        "clear": f"No. {p}, and the interval leaves out 0.",
+        "weak": f"Hard to say. {p}, but the interval {'reaches' if zero else 'leaves out'} 0.",
+        "noise": f"It may be. {p}, and the interval reaches 0.",
+    }[sure]
+    seeded = any(label == row.label and r["cell"]["seed"] is not None for label, r in table.group.records)
+    if seeded and row.seeds == 1:
+        noise += " Only one seed was run: another may give another number, which no interval here can tell."
+    elif seeded:
+        noise += f" Over {row.seeds} seeds."
+    return ("By how much", much), ("Is it noise?", noise)
+
+
+def _where(table: Table, row: Row) -> tuple[tuple[str, str], ...]:
+    roles = [column for column in table.columns if column.is_average and column.name in ROLES]
+    groups = [(ROLE_WORDS[column.name], row.scores[column.name]) for column in roles]
+    parts = [f"{name} {_change(score)}: {_sure(score)}" for name, score in groups if score.versus]
+    facts = [("By task group", "\n".join(parts))] if parts else []
+    known = [(column, row.scores[column.name]) for column in table.columns if not column.is_average]
+    changes = [(column, score, score.versus.difference) for column, score in known if score.versus]
+    if len(changes) < 2:
+        return tuple(facts)
+    gains = sorted((change for change in changes if change[2] > 1e-12), key=lambda change: -change[2])
+    falls = sorted((change for change in changes if change[2] < -1e-12), key=lambda change: change[2])
+    for title, found in (("Gains", gains), ("Falls", falls)):
+        lines = [f"on {len(found)} of {len(changes)} tasks"] if found else ["on no task"]
+        for sure, words in WORDS.items():
+            same = [(column, score) for column, score, _ in found if _sure(score) == words]
+            # One that may be noise is worth a name only if it is large; those that are not noise are all results.
+            most = _MOST_NAMED if sure == "clear" else 2
+            named = ", ".join(f"{column.title} {_change(score)}" for column, score in same[:most])
+            rest = f" and {len(same) - most} smaller" if len(same) > most else ""
+            lines += [f"{words}: {named}{rest}"] if same else []
+        facts.append((title, "\n".join(lines)))
+    return tuple(facts)
+
+
+def _next(ranked: list[Row]) -> tuple[tuple[str, str], ...]:
+    """The second best, zero-shot aside, and how far it is behind."""
+    behind = [(row, row.behind) for row in ranked if row.behind]
+    if not behind:
+        return ()
+    row, gap = max(behind, key=lambda pair: pair[0].scores[AVERAGE].mean or 0.0)
+    sure = certainty(gap.versus, gap.p_holm)
+    text = (
+        f"{display_name(row.label)} at {_mean(row)}; the lead over it is {_points(gap.versus)}, "
+        f"p {_p(gap.p_holm)}: {WORDS[sure]}."
+    )
+    return (("Next best", text),)
+
+
+def _cautions(table: Table) -> list[str]:
+    group = table.group
+    lines = []
+    if group.demo:
+        lines.append(
+            "These are bundled demonstration rows: they show that everything runs, and nothing about a method."
+        )
+    if group.edition:
+        lines.append("These results are superseded by a newer edition of the data or the task.")
+    gaps = [display_name(row.label) for row in table.rows if row.scores[AVERAGE].mean is None]
+    if gaps:
+        several = f"{len(gaps)} methods have" if len(gaps) > 1 else f"{gaps[0]} has"
+        lines.append(f"{several} missing or failed cells, so no average, and no place in this ranking.")
+    return lines + overlap([record for _, record in group.records], group.clean)
+
+
+def _change(score: Score) -> str:
+    return f"{signed(score.versus.difference)} {signed_interval(score.versus.interval)}" if score.versus else ""
+
+
+def _sure(score: Score) -> str:
+    return WORDS[certainty(score.versus, score.p_holm)] if score.versus and score.p_holm is not None else ""
+
+
+def _points(versus: stats.Comparison) -> str:
+    return f"{signed(versus.difference)} points {signed_interval(versus.interval)}"
+
+
+def _mean(row: Row) -> str:
+    return f"{tenths(row.scores[AVERAGE].mean or 0.0):.1f} %"
+
+
+def _p(p: float) -> str:
+    text = probability(p)
+    return text if text.startswith("<") else f"= {text}"

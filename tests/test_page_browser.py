@@ -1,0 +1,354 @@
+"""The leaderboard page as a person meets it: Chromium without a window, mouse, keyboard, a phone's width."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icrbench.report import write_report
+from icrbench.report.leaderboard import Table, leaderboards
+from icrbench.report.verdict import verdict
+from icrbench.store import Store
+from records import TASKS, add
+
+pytest.importorskip("selenium", reason="selenium is not installed: pip install -e '.[dev]'")
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="no chromium and chromedriver: apt-get install chromium chromium-driver"
+)
+AXE = Path(__file__).resolve().parent.parent / "node_modules" / "axe-core" / "axe.min.js"
+N = 70
+EVIL = 'icr:domains=<script>document.title="taken"</script>"&'
+COUNTS = {
+    "zero_shot": [35, 28, 38, 22],
+    "icr": [56, 36, 52, 20],
+    "icr:rank=4": [52, 40, 52, 24],
+    "m2iv": [40, 30, 40, 22],
+}
+
+Driver = webdriver.Chrome
+
+
+def spread(correct: int, shift: int) -> list[bool]:
+    """Which rows are right differs between methods, so that all four cells of their table hold something."""
+    return [(number + shift) % N < correct for number in range(N)]
+
+
+def fill(store: Store, label: str, seed: int | None, counts: Sequence[int], shift: int, **more: object) -> None:
+    for task, count in zip(TASKS, counts, strict=False):
+        add(store, task, label, seed, spread(count, shift), **more)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    store = Store(tmp_path_factory.mktemp("page") / "results")
+    for place, (label, counts) in enumerate(COUNTS.items()):
+        fill(store, label, None if label == "zero_shot" else 0, counts, 5 * place)
+    fill(store, "icr", 1, [57, 36, 50, 20], 5)
+    fill(store, EVIL, 0, [40, 30, 40], 3)
+    add(store, "cb", EVIL, 0, spread(1, 0), error="<img src=x onerror='document.title=1'> & out of memory")
+    fill(store, "zero_shot", None, [20, 16], 0, limit=50)
+    fill(store, "icr", 0, [30, 20], 0, limit=50)
+    return store
+
+
+@pytest.fixture(scope="module")
+def table(store: Store) -> Table:
+    return leaderboards(store)[0]
+
+
+@pytest.fixture(scope="module")
+def browser(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM or ""
+    for flag in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--force-prefers-reduced-motion",  # or clicks would have to wait until scrolling has ended
+        f"--user-data-dir={tmp_path_factory.mktemp('profile')}",
+    ):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    write_report(store.folder, store.folder)
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER or ""))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+@pytest.fixture
+def page(browser: Driver, store: Store) -> Iterator[Driver]:
+    """The page, freshly loaded on a desk; afterwards nothing may stand in the console."""
+    resize(browser, 1280, 900)
+    browser.get((store.folder / "leaderboard.html").as_uri())
+    yield browser
+    assert browser.get_log("browser") == []
+    assert browser.title == "icrbench leaderboard"
+
+
+def resize(browser: Driver, width: int, height: int) -> None:
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def find(page: Any, selector: str) -> WebElement:
+    found: WebElement = page.find_element(By.CSS_SELECTOR, selector)
+    return found
+
+
+def texts(page: Driver, selector: str) -> list[str]:
+    """In one step, so that nothing is replaced in between."""
+    script = "return [...document.querySelectorAll(arguments[0])].map((element) => element.innerText.trim())"
+    found: list[str] = page.execute_script(script, selector)
+    return found
+
+
+def soon(page: Driver, condition: Callable[[], bool]) -> None:
+    WebDriverWait(page, 20).until(lambda _: condition())
+
+
+def methods(page: Driver) -> list[str]:
+    return texts(page, "#table-0 .scores tbody th button")
+
+
+def button(page: Driver, title: str) -> WebElement:
+    buttons = page.find_elements(By.CSS_SELECTOR, "#table-0 .scores thead button")
+    return next(one for one in buttons if one.text.rstrip("↑↓").strip() == title)
+
+
+def press(page: Driver, key: str) -> None:
+    page.switch_to.active_element.send_keys(key)
+
+
+def test_verdict_comes_first_and_labels_are_text(page: Driver, table: Table) -> None:
+    headings = texts(page, "h1, h2, h3")
+    assert headings[:2] == ["Leaderboard", "In short"]
+    assert headings[2] == verdict(table).headline
+    assert len(page.find_elements(By.CSS_SELECTOR, "img")) == 0
+    assert EVIL in methods(page)
+    assert any("<img src=x" in text for text in texts(page, "#table-0 .failed li"))
+
+
+def test_every_number_has_its_interval(page: Driver, table: Table) -> None:
+    rows = page.find_elements(By.CSS_SELECTOR, "#table-0 .scores tbody tr")
+    assert len(rows) == len(table.rows)
+    for row, line in zip(table.rows, rows, strict=True):
+        cells = line.find_elements(By.TAG_NAME, "td")
+        for column, cell in zip(table.columns, cells, strict=False):
+            score = row.scores[column.name]
+            if score.mean is None or score.interval is None:
+                assert cell.text.startswith(("failed (1)", "incomplete"))
+                continue
+            assert find(cell, ".value").text == f"{100 * score.mean:.1f}"
+            ends = f"{100 * score.interval.low:.1f}–{100 * score.interval.high:.1f}"
+            assert find(cell, ".ci").text == ends
+            assert find(cell, ".ci").is_displayed()
+
+
+def test_our_own_form_is_called_so(page: Driver) -> None:
+    assert "M2IV-style" in methods(page)
+    assert "m2iv" not in methods(page)
+
+
+def test_sorting_by_click(page: Driver, table: Table) -> None:
+    means = {row.label: row.scores["trec"].mean or 0 for row in table.rows}
+    shown = {("M2IV-style" if label == "m2iv" else label): mean for label, mean in means.items()}
+    button(page, "TREC").click()
+    head = button(page, "TREC").find_element(By.XPATH, "..")
+    assert head.get_attribute("aria-sort") == "descending"
+    assert [shown[name] for name in methods(page)] == sorted(shown.values(), reverse=True)
+    button(page, "TREC").click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert [shown[name] for name in methods(page)] == sorted(shown.values())
+    assert len(page.find_elements(By.CSS_SELECTOR, "#table-0 [aria-sort]")) == 1
+    button(page, "CB").click()
+    assert methods(page)[-1] == EVIL  # a failed cell is last whichever way
+    button(page, "CB").click()
+    assert methods(page)[-1] == EVIL
+
+
+def test_sorting_by_keyboard_keeps_the_focus(page: Driver) -> None:
+    page.execute_script("arguments[0].focus()", button(page, "Method"))
+    press(page, Keys.ENTER)
+    assert methods(page) == sorted(methods(page), key=str.lower)
+    assert page.switch_to.active_element.text.startswith("Method")
+    press(page, Keys.SPACE)
+    assert methods(page) == sorted(methods(page), key=str.lower, reverse=True)
+    assert "Sorted by Method, descending" in find(page, "#status").text
+
+
+def test_filters(page: Driver) -> None:
+    find(page, "[name=method]").send_keys("RANK")
+    soon(page, lambda: methods(page) == ["icr:rank=4"])
+    soon(page, lambda: len(page.find_elements(By.CSS_SELECTOR, "#tables section")) == 1)
+    assert [one.is_displayed() for one in page.find_elements(By.CSS_SELECTOR, ".verdict")] == [True, False]
+    find(page, "[name=method]").clear()
+    find(page, "[name=method]").send_keys("nothing like it")
+    soon(page, lambda: find(page, "#status").text.startswith("Nothing fits"))
+    find(page, "[name=method]").send_keys(Keys.CONTROL, "a", Keys.BACKSPACE)
+    soon(page, lambda: len(methods(page)) == 5)
+    Select(find(page, "[name=role]")).select_by_value("near_ood")
+    soon(page, lambda: "SST-2" not in texts(page, "#table-0 thead button"))
+    assert texts(page, "#table-0 thead button") == ["Method", "MR", "Average", "Average"]
+    assert texts(page, "#table-0 .group") == ["Near out-of-domain", "All 4 tasks"]
+    Select(find(page, "[name=model]")).select_by_visible_text("tiny")
+    Select(find(page, "[name=protocol]")).select_by_visible_text("paper")
+    soon(page, lambda: find(page, "#status").text.startswith("2 comparisons of 2"))
+
+
+def test_differences_with_marks_that_need_no_colour(page: Driver, table: Table) -> None:
+    page.execute_script("document.querySelector('[name=view][value=d]').click()")
+    place = [row.label for row in table.rows].index("icr")
+    score = table.rows[place].scores["sst2"]
+    assert score.versus is not None
+    line = page.find_elements(By.CSS_SELECTOR, "#table-0 .scores tbody tr")[place]
+    soon(page, lambda: find(page, "#table-0 caption").text.startswith("Difference to zero-shot"))
+    line = page.find_elements(By.CSS_SELECTOR, "#table-0 .scores tbody tr")[place]
+    cell = line.find_elements(By.TAG_NAME, "td")[0]
+    assert find(cell, ".value").text == f"+{100 * score.versus.difference:.1f}"
+    assert find(cell, ".mark").text == "▲"
+    assert "not noise" in (find(cell, ".sr").get_attribute("textContent") or "")
+
+
+def test_plot_shows_any_column(page: Driver, table: Table) -> None:
+    lines = texts(page, "#table-0 .forest li:not(.axis)")
+    versus = next(row for row in table.rows if row.label == "icr").scores["average"].versus
+    assert versus is not None
+    assert any(line.startswith("icr\n") and f"+{100 * versus.difference:.1f}" in line for line in lines)
+    Select(find(page, "#table-0 .sub select")).select_by_visible_text("CB")
+    assert any("−2.9" in line for line in texts(page, "#table-0 .forest li:not(.axis)"))  # 20 against 22 of 70
+    assert "Not drawn" in find(page, "#table-0").text  # the failed cell is named, not left out in silence
+
+
+def test_details_open_close_and_give_the_focus_back(page: Driver) -> None:
+    opener = page.find_elements(By.CSS_SELECTOR, "#table-0 .scores tbody th button")[1]
+    page.execute_script("arguments[0].focus()", opener)
+    press(page, Keys.ENTER)
+    dialog = find(page, "dialog")
+    assert dialog.is_displayed()
+    assert find(dialog, "h2").text == opener.text
+    assert page.execute_script("return document.querySelector('dialog').contains(document.activeElement)")
+    assert "Cached parameters" in dialog.text
+    press(page, Keys.ESCAPE)
+    assert not dialog.is_displayed()
+    assert page.switch_to.active_element == opener
+    press(page, Keys.ENTER)
+    find(dialog, "header button").click()
+    assert not dialog.is_displayed()
+    assert page.switch_to.active_element == opener
+
+
+def test_the_keyboard_reaches_everything(page: Driver) -> None:
+    page.execute_script("document.activeElement.blur()")
+    press(page, Keys.TAB)
+    assert page.switch_to.active_element.text == "Skip to the results"
+    assert page.switch_to.active_element.rect["x"] >= 0  # on screen once it has the focus
+    press(page, Keys.ENTER)
+    assert page.execute_script("return document.activeElement.id") == "main"
+    reached = set()
+    for _ in range(120):
+        press(page, Keys.TAB)
+        kind = "return document.activeElement.getAttribute('name') || document.activeElement.className"
+        reached.add(page.execute_script(kind))
+        if "which" in reached:
+            break
+    assert {"model", "protocol", "role", "method", "view", "link", "scroll", "a", "b", "which"} <= reached
+
+
+def test_examples_agree_with_the_store(page: Driver, store: Store, table: Table) -> None:
+    Select(find(page, "#pair [name=task]")).select_by_visible_text("TREC")
+    Select(find(page, "#pair [name=a]")).select_by_visible_text("icr:rank=4, seed 0")
+    Select(find(page, "#pair [name=b]")).select_by_visible_text("icr, seed 1")
+    keys = {
+        (record["cell"]["label"], record["cell"]["seed"]): record["key"]
+        for _, record in table.group.records
+        if record["cell"]["task"] == "trec"
+    }
+    one, other = (store.examples(keys[cell])["correct"] for cell in (("icr:rank=4", 0), ("icr", 1)))
+    expected = [(one & other).sum(), (one & ~other).sum(), (~one & other).sum(), (~one & ~other).sum()]
+    assert all(expected)
+    assert texts(page, ".mcnemar td") == [str(number) for number in expected]
+    assert len(texts(page, ".rows tbody tr")) == min(20, expected[1] + expected[2])
+    Select(find(page, "[name=which]")).select_by_value("both")
+    ids = store.examples(keys["icr", 1])["example_id"]
+    wanted = list(ids[one & other])
+    while find(page, ".more .button").is_displayed():
+        page.execute_script("arguments[0].click()", find(page, ".more .button"))
+    assert texts(page, ".rows tbody th") == wanted
+    assert texts(page, ".rows tbody .logits span")[:2] == ["A 0.00", "B 1.50"]
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_nothing_sticks_out_sideways(page: Driver, width: int) -> None:
+    resize(page, width, 800)
+    page_width = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    inner, outer = page.execute_script(page_width)
+    assert inner <= outer <= width
+    page.execute_script("document.querySelector('#table-0 .scores tbody th button').click()")
+    dialog = find(page, "dialog")
+    assert page.execute_script("return arguments[0].scrollWidth <= arguments[0].clientWidth", dialog)
+    assert dialog.rect["width"] <= width
+
+
+def test_themes(page: Driver) -> None:
+    def ground() -> str:
+        return str(page.execute_script("return getComputedStyle(document.body).backgroundColor"))
+
+    seen = []
+    for scheme in ("light", "dark"):
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        seen.append(ground())
+    assert seen[0] != seen[1]
+    Select(find(page, "#theme")).select_by_value("light")
+    assert ground() == seen[0]
+    page.refresh()
+    assert ground() == seen[0]  # the choice is kept
+    Select(find(page, "#theme")).select_by_value("")
+    assert ground() == seen[1]
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_moves_nothing_for_those_who_ask(page: Driver) -> None:
+    for value, expected in (("no-preference", "smooth"), ("reduce", "auto")):
+        feature = {"name": "prefers-reduced-motion", "value": value}
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        assert page.execute_script("return getComputedStyle(document.documentElement).scrollBehavior") == expected
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_without_script_the_verdicts_are_still_there(page: Driver, table: Table) -> None:
+    page.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        page.refresh()
+        assert find(page, ".verdict h3").text == verdict(table).headline
+        assert "need JavaScript" in find(page, "body").text
+    finally:
+        page.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not there: npm install --no-save axe-core")
+@pytest.mark.parametrize("width", [360, 1280])
+def test_axe_finds_nothing(page: Driver, width: int) -> None:
+    resize(page, width, 900)
+    page.execute_script(AXE.read_text("utf-8"))
+    run = "const done = arguments[0]; axe.run(document).then((found) => done(found.violations.map((v) => v.help)))"
+    assert page.execute_async_script(run) == []
+    page.execute_script("document.querySelector('#table-0 .scores tbody th button').click()")
+    assert page.execute_async_script(run) == []

@@ -1,0 +1,116 @@
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from icrbench import stats
+from icrbench.report.leaderboard import Table, leaderboards
+from icrbench.report.names import display_name
+from icrbench.report.verdict import Verdict, certainty, verdict
+from icrbench.store import Store
+from records import TASKS, add
+
+N = 100
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "results")
+
+
+def fill(store: Store, label: str, seed: int | None, counts: Sequence[int], **more: object) -> None:
+    for task, count in zip(TASKS, counts, strict=False):
+        add(store, task, label, seed, [number < count for number in range(N)], **more)
+
+
+def only(store: Store) -> tuple[Table, Verdict, dict[str, str]]:
+    (table,) = leaderboards(store)
+    words = verdict(table)
+    return table, words, dict(words.facts)
+
+
+def test_a_clear_winner(store: Store) -> None:
+    fill(store, "zero_shot", None, [50, 40, 50, 50])
+    fill(store, "icr", 0, [80, 70, 80, 45])
+    table, words, facts = only(store)
+    assert (words.headline, words.certainty) == (
+        "icr wins, 21.2 points ahead of zero-shot; this is not noise.",
+        "clear",
+    )
+    versus = table.rows[1].scores["average"].versus
+    assert versus is not None
+    low, high = (f"{abs(100 * end):.1f}" for end in (versus.interval.low, versus.interval.high))
+    assert facts["By how much"].startswith(f"+21.2 points [+{low}, +{high}] against zero-shot: 68.8 % against 47.5 %")
+    assert facts["Is it noise?"].startswith("No. Holm-corrected p <0.001")
+    assert "Only one seed was run" in facts["Is it noise?"]
+    assert facts["Gains"].startswith("on 3 of 4 tasks\nnot noise: ")
+    assert "CB −5.0 [" in facts["Falls"]
+    assert "far out-of-domain −5.0 [" in facts["By task group"]
+
+
+def test_a_small_lead_is_not_called_a_win(store: Store) -> None:
+    fill(store, "zero_shot", None, [50, 50, 50, 50])
+    fill(store, "icr", 0, [52, 49, 51, 50])
+    _, words, facts = only(store)
+    assert words.certainty == "noise"
+    assert words.headline == "No clear winner: icr is 0.5 points ahead of zero-shot, which may be noise."
+    assert facts["Is it noise?"].startswith("It may be. Holm-corrected p = ")
+
+
+def test_a_close_second_is_named(store: Store) -> None:
+    fill(store, "zero_shot", None, [40, 40, 40, 40])
+    fill(store, "icr", 0, [80, 70, 80, 81])
+    fill(store, "icr:rank=4", 0, [80, 70, 80, 80])
+    _, words, facts = only(store)
+    assert words.headline == "icr beats zero-shot by 37.8 points, but not clearly icr:rank=4."
+    assert facts["Next best"].startswith("icr:rank=4 at 77.5 %; the lead over it is +0.2 points [")
+    assert facts["Next best"].endswith("may be noise.")
+
+
+def test_nobody_beats_zero_shot(store: Store) -> None:
+    fill(store, "zero_shot", None, [60, 60, 60, 60])
+    fill(store, "icr", 0, [40, 40, 50, 58])
+    _, words, facts = only(store)
+    assert (words.headline, words.certainty) == ("No method beats zero-shot.", None)
+    assert facts["Closest"].startswith("icr. −13.0 points [")
+    assert facts["Gains"] == "on no task"
+
+
+def test_without_a_full_row_nobody_wins(store: Store) -> None:
+    fill(store, "zero_shot", None, [60, 60, 60])
+    fill(store, "icr", 0, [40, 40, 50, 90])
+    add(store, "cb", "zero_shot", None, [True], error="out of memory")
+    _, words, facts = only(store)
+    assert words.headline == "icr has the best average, 55.0 %."
+    assert facts["Is it noise?"] == "There is no complete zero-shot row to compare with."
+    assert facts["Beware"] == "zero_shot has missing or failed cells, so no average, and no place in this ranking."
+
+
+def test_nothing_complete(store: Store) -> None:
+    fill(store, "zero_shot", None, [60, 60, 60])
+    add(store, "cb", "icr", 0, [True] * N)
+    assert only(store)[1].headline == "No winner can be named: no method has a result on every task."
+
+
+def test_cautions(store: Store) -> None:
+    found = {"pairs": {"sst2->mr": 74}, "clean": False}
+    fill(store, "zero_shot", None, [50, 50, 50, 50], kind="demo", contamination=found)
+    cautions = [text for question, text in only(store)[1].facts if question == "Beware"]
+    assert cautions[0].startswith("These are bundled demonstration rows")
+    assert "sst2->mr 74" in cautions[1]
+
+
+@pytest.mark.parametrize(
+    ("low", "p", "expected"),
+    [(0.01, 0.01, "clear"), (0.01, 0.2, "weak"), (-0.01, 0.01, "weak"), (-0.01, 0.2, "noise"), (0.0004, 0.01, "weak")],
+)
+def test_certainty_needs_test_and_printed_interval(low: float, p: float, expected: str) -> None:
+    versus = stats.Comparison(0.02, stats.Interval(low, 0.05), p, "t")
+    assert certainty(versus, p) == expected
+
+
+def test_our_form_of_a_method_is_not_given_its_name() -> None:
+    assert display_name("m2iv") == "M2IV-style"
+    assert display_name("m2iv:rank=4") == "M2IV-style:rank=4"
+    assert display_name("m2iv (older, 1a2b)") == "M2IV-style (older, 1a2b)"
+    assert display_name("m2iv_other") == "m2iv_other"
