@@ -30,6 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
+            if getattr(options, "methods_dir", None) is not None:
+                from icrbench.plugins import import_folder
+
+                import_folder(options.methods_dir)
             return int(options.command(options))
         except UserError as error:
             print(f"icrbench: {_one_line(error)}", file=sys.stderr)
@@ -74,15 +78,57 @@ def _parser() -> argparse.ArgumentParser:
     _add_run_options(run)
     run.set_defaults(command=_run)
 
+    analyse = commands.add_parser("analyse", help="look into fitted methods: layers, heads, words, time")
+    _add_run_options(analyse)
+    analyse.set_defaults(command=_analyse)
+
+    explain = commands.add_parser("explain", help="what a fitted method does to one input")
+    explain.add_argument("text", nargs="?", help="for the one field of the task's template")
+    explain.add_argument("--task", default="sst2", help="whose template and options are used (default: sst2)")
+    explain.add_argument(
+        "--field", action="append", default=[], metavar="NAME=TEXT", help="a field or answer by name; repeatable"
+    )
+    explain.add_argument("--model", "--models", required=True, help="a name, hub id, folder or .gguf file")
+    explain.add_argument("--method", help="its name; not needed beside --artifact")
+    explain.add_argument("--artifact", type=_path, help="fitted method, as a run leaves it in OUT/fitted/METHOD-KEY")
+    explain.add_argument("--json", action="store_true", help="print json")
+    explain.add_argument("--figure", type=_path, metavar="FILE", help="also draw it, as .pdf or .png")
+    explain.add_argument("--tasks-dir", type=_path, help="folder with task files of your own")
+    _add_methods_dir(explain)
+    explain.add_argument("--device", help="torch device (default: the first GPU, else the CPU)")
+    explain.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32 on a CPU, else bfloat16)")
+    explain.set_defaults(command=_explain)
+
     listing = commands.add_parser("list", help="what there is to choose from")
-    listing.add_argument("what", choices=["methods", "models", "tasks"])
+    listing.add_argument("what", choices=["methods", "models", "tasks", "experiments"])
     listing.add_argument("--tasks-dir", type=_path, help="folder with task files of your own")
+    _add_methods_dir(listing)
     listing.set_defaults(command=_list)
 
-    report = commands.add_parser("report", help="leaderboard of a results folder")
+    report = commands.add_parser("report", help="leaderboard of a results folder, or tables by name")
     report.add_argument("folder", type=_path, help="folder a run wrote to")
     report.add_argument("--out", type=_path, help="where the files go (default: the same folder)")
+    report.add_argument("--table", metavar="NAMES", help="tables by name (`icrbench list experiments`), or all")
+    report.add_argument("--figures", action="store_true", help="draw OUT/figures/*.pdf and .png")
+    report.add_argument("--compare-paper", action="store_true", help="set the published numbers beside the tables")
+    report.add_argument(
+        "--set", action="append", default=[], metavar="M.H=V", help="as in the run whose tables are wanted; repeatable"
+    )
     report.set_defaults(command=_report)
+
+    compare = commands.add_parser("compare", help="two methods against each other, task by task")
+    compare.add_argument("folder", type=_path, help="folder a run wrote to")
+    compare.add_argument("first", metavar="METHOD_A", help="a label of the leaderboard, as icr:rank=4")
+    compare.add_argument("second", metavar="METHOD_B", help="the label to judge it by")
+    compare.add_argument("--model", help="only this model (default: all)")
+    compare.set_defaults(command=_compare)
+
+    export = commands.add_parser("export", help="results in the format of another project")
+    export.add_argument("folder", type=_path, help="folder a run wrote to")
+    export.add_argument("--format", required=True, choices=["every_eval_ever"], help="every_eval_ever: schema 0.3.0")
+    export.add_argument("--out", type=_path, required=True, help="folder that gets data/icrbench/...")
+    export.add_argument("--organization", default="unknown", help="who ran the evaluations (default: unknown)")
+    export.set_defaults(command=_export)
 
     lm_eval = commands.add_parser(
         "lm-eval",
@@ -93,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     lm_eval.add_argument("--model", required=True, help="a name, hub id, folder or .gguf file")
     lm_eval.add_argument("--method", help="its name; not needed beside --artifact")
     lm_eval.add_argument("--artifact", type=_path, help="fitted method, as a run leaves it in OUT/fitted/METHOD-KEY")
+    _add_methods_dir(lm_eval)
     lm_eval.set_defaults(command=_lm_eval)
 
     demo = commands.add_parser("demo", help="a first leaderboard on the bundled rows, in minutes")
@@ -101,13 +148,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_methods_dir(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument("--methods-dir", type=_path, help="folder with method files of your own")
+
+
 def _add_run_options(run: argparse.ArgumentParser) -> None:
     what = run.add_argument_group("what to run")
-    what.add_argument(
-        "--methods", required=True, help="all, or names joined by commas; icr:rank=4 sets a hyperparameter"
-    )
+    rows = what.add_mutually_exclusive_group(required=True)
+    rows.add_argument("--methods", help="all, or names joined by commas; icr:rank=4 sets a hyperparameter")
+    rows.add_argument("--experiment", help="the methods of a table: names from `icrbench list experiments`, or all")
     what.add_argument("--models", required=True, help="names, hub ids, folders or .gguf files, joined by commas")
-    what.add_argument("--tasks", default="all", help="all, roles (id, near_ood, far_ood) or names, joined by commas")
+    what.add_argument("--tasks", help="all (default), roles (id, near_ood, far_ood) or names, joined by commas")
     what.add_argument("--seeds", help="numbers joined by commas (default: the preset's)")
     what.add_argument("--limit", type=_rows, help="test rows a task, or all (default: the preset's)")
     what.add_argument("--preset", default="paper", help="sizes of the run: paper (default), cpu or demo")
@@ -120,6 +171,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--protocol", default="paper", help="paper (default) or in_task")
     what.add_argument("--clean", action="store_true", help="drop train rows that share texts with test splits")
+    _add_methods_dir(what)
     data = run.add_argument_group("data")
     where = data.add_mutually_exclusive_group()
     where.add_argument("--data-dir", type=_path, help="folder with TASK/train.jsonl and TASK/test.jsonl")
@@ -164,6 +216,21 @@ def _run(options: argparse.Namespace) -> int:
     return dry_run(asked) if options.dry_run else run(asked, quiet=options.quiet)
 
 
+def _analyse(options: argparse.Namespace) -> int:
+    from icrbench.running import analyse, request
+
+    paths = analyse(request(options), quiet=options.quiet)
+    print("written: " + ", ".join(map(str, paths)), file=sys.stderr)
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from icrbench.analysis.explaining import run_explain
+
+    run_explain(options)
+    return 0
+
+
 def _demo(options: argparse.Namespace) -> int:
     from icrbench.report import print_report, write_report
     from icrbench.running import request, run
@@ -187,11 +254,48 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from icrbench.report import print_report, write_report
+    from icrbench.report import report
+    from icrbench.report.tables import write_tables
 
-    paths = write_report(options.folder, options.out or options.folder)
-    print_report(options.folder)
+    out = options.out or options.folder
+    if options.figures:
+        return _figures(options.folder, out)
+    if options.table is not None or options.compare_paper:
+        names = "all" if options.table is None else options.table
+        written = write_tables(options.folder, out, names, options.set, compare=options.compare_paper)
+        print(f"written: {len(written)} files in {out / 'tables'}", file=sys.stderr)
+        return 0
+    paths = report(options.folder, out)
     print("written: " + ", ".join(map(str, paths)), file=sys.stderr)
+    return 0
+
+
+def _figures(folder: Path, out: Path) -> int:
+    from icrbench.report.figures import write_figures
+
+    drawn = write_figures(folder, out)
+    for sentence in drawn.missing:
+        print(f"icrbench: {sentence}", file=sys.stderr)
+    print(f"written: {len(drawn.paths)} files in {out / 'figures'}", file=sys.stderr)
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from icrbench.report.comparison import print_comparison
+
+    terminal = sys.stdout.isatty()
+    print_comparison(options.folder, options.first, options.second, options.model, terminal=terminal)
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from icrbench.report.every_eval_ever import export
+
+    done = export(options.folder, options.out, options.organization)
+    left_out = [f"{done.failed} failed cells"] if done.failed else []
+    left_out += [f"{done.demo} cells on demonstration rows"] if done.demo else []
+    ending = f" (left out: {' and '.join(left_out)})" if left_out else ""
+    print(f"written: {len(done.files)} evaluations below {options.out}{ending}")
     return 0
 
 

@@ -1,15 +1,16 @@
 """What the user asked for, checked before any work is done."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from icrbench import spec
 from icrbench.data import Source
 from icrbench.errors import UserError, unknown
 from icrbench.method import make_method, methods
 from icrbench.presets import Preset
 from icrbench.protocol import Rules
-from icrbench.runner import LabelledMethod
+from icrbench.runner import Cell, LabelledMethod, cells
 from icrbench.scoring import ScoringOptions
 from icrbench.task import Task
 
@@ -31,6 +32,7 @@ class Request:
         scoring: how to compute.
         device, dtype, device_map: how to load models; None for the default.
         command: the command line that asked for it, for the records.
+        only: the tasks that some labels are confined to; all of them for a label that is not here.
     """
 
     methods: Sequence[LabelledMethod]
@@ -47,6 +49,13 @@ class Request:
     dtype: str | None = None
     device_map: str | None = None
     command: str = ""
+    only: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def cells(self) -> list[Cell]:
+        """The cells of one model in working order."""
+        everywhere = frozenset(task.name for task in self.tasks)
+        grid = cells(self.methods, [task.name for task in self.tasks], self.seeds)
+        return [cell for cell in grid if cell.task in self.only.get(cell.method.label, everywhere)]
 
 
 def parse_methods(text: str, settings: Sequence[str], preset: Preset) -> list[LabelledMethod]:
@@ -58,38 +67,53 @@ def parse_methods(text: str, settings: Sequence[str], preset: Preset) -> list[La
     Raises:
         UserError: for unknown names, values of the wrong type, or text that cannot be read.
     """
-    common = _settings(settings)
     specs = list(methods()) if text == "all" else [part.strip() for part in text.split(",") if part.strip()]
     if not specs:
         raise UserError("no method asked for: name some with --methods, or all of them with --methods all.")
-    found: dict[str, LabelledMethod] = {}
-    for spec in specs:
-        name, *pairs = (part.strip() for part in spec.split(":"))
-        asked = {**common.get(name, {}), **dict(_pair(pair, spec) for pair in pairs)}
-        method = make_method(name, {**preset.methods.get(name, {}), **asked})
-        label = ":".join([name, *(f"{key}={value}" for key, value in sorted(asked.items()))])
-        found[label] = LabelledMethod(label, method)
-    for name in sorted(set(common) - {item.method.name for item in found.values()}):
-        if name not in methods():
-            raise unknown("method in --set", name, methods())
-        raise UserError(f"--set {name}.… sets a method that is not run: add it to --methods.")
+    common = spec.settings(settings)
+    found = {item.label: item for item in (_labelled(text, common, preset) for text in specs)}
+    _check_settings(common, found.values())
     return list(found.values())
 
 
-def _pair(text: str, where: str) -> tuple[str, str]:
-    key, _, value = (part.strip() for part in text.partition("="))
-    if not key or not value:
-        raise UserError(f"cannot read '{text}' in '{where}': write hyperparameter=value.")
-    return key, value
+def experiment_methods(
+    rows: Sequence[str], settings: Sequence[str], preset: Preset
+) -> tuple[list[LabelledMethod], dict[str, str]]:
+    """The methods of experiments' rows, and the label of each row; rows that are equal get one method.
+
+    A label keeps only what changes the method: with ``rank`` 8 by default, ``icr:rank=8`` is ``icr``, which other
+    experiments have as well.
+
+    Raises:
+        UserError: as ``parse_methods``.
+    """
+    common = spec.settings(settings)
+    made = {row: _shortest(row, common, preset) for row in rows}
+    found = {item.label: item for item in made.values()}
+    _check_settings(common, found.values())
+    return list(found.values()), {row: item.label for row, item in made.items()}
 
 
-def _settings(settings: Sequence[str]) -> dict[str, dict[str, str]]:
-    """``name.hyperparameter=value`` texts by method."""
-    by_method: dict[str, dict[str, str]] = {}
-    for text in settings:
-        path, value = _pair(text, f"--set {text}")
-        name, _, key = path.partition(".")
-        if not name or not key:
-            raise UserError(f"cannot read '--set {text}': write method.hyperparameter=value.")
-        by_method.setdefault(name, {})[key] = value
-    return by_method
+def _labelled(text: str, common: Mapping[str, Mapping[str, str]], preset: Preset) -> LabelledMethod:
+    name, pairs = spec.split(text)
+    asked = {**common.get(name, {}), **pairs}
+    return LabelledMethod(spec.label(name, asked), make_method(name, {**preset.methods.get(name, {}), **asked}))
+
+
+def _shortest(text: str, common: Mapping[str, Mapping[str, str]], preset: Preset) -> LabelledMethod:
+    """The method of a row with the shortest label that gives it."""
+    whole = _labelled(text, common, preset)
+    name, pairs = spec.split(text)
+    for key in list(pairs):
+        fewer = {other: value for other, value in pairs.items() if other != key}
+        shorter = _labelled(spec.label(name, fewer), common, preset)
+        if shorter.method == whole.method:
+            whole, pairs = shorter, fewer
+    return whole
+
+
+def _check_settings(common: Mapping[str, object], found: Iterable[LabelledMethod]) -> None:
+    for name in sorted(set(common) - {item.method.name for item in found}):
+        if name not in methods():
+            raise unknown("method in --set", name, methods())
+        raise UserError(f"--set {name}.… sets a method that is not run: add it to --methods.")

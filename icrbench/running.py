@@ -13,14 +13,15 @@ from icrbench.cache import cache_folder
 from icrbench.data import Demo, Hub, LocalDir, Source
 from icrbench.errors import UserError, unknown
 from icrbench.estimate import estimate
-from icrbench.grid import Request, parse_methods
+from icrbench.experiments import get_experiments, specs
+from icrbench.grid import Request, experiment_methods, parse_methods
 from icrbench.presets import Preset, preset
 from icrbench.progress import say, set_quiet
 from icrbench.protocol import PROTOCOLS, Datasets, Rules, needed_domains
-from icrbench.runner import Runner, cells
+from icrbench.runner import LabelledMethod, Runner
 from icrbench.scoring import ScoringOptions
 from icrbench.store import Store
-from icrbench.task import get_tasks, load_tasks
+from icrbench.task import Task, get_tasks, load_tasks
 
 
 def request(options: argparse.Namespace) -> Request:
@@ -37,10 +38,11 @@ def request(options: argparse.Namespace) -> Request:
         raise UserError("no model asked for: name one with --models; `icrbench list models` shows some.")
     for model in models:
         check_model(model)
+    methods, tasks, only = _what(options, sizes)
     return Request(
-        methods=parse_methods(options.methods, options.set, sizes),
+        methods=methods,
         models=models,
-        tasks=get_tasks(options.tasks, options.tasks_dir),
+        tasks=tasks,
         known_tasks=list(load_tasks(options.tasks_dir).values()),
         seeds=sizes.seeds if options.seeds is None else _seeds(options.seeds),
         source=_source(options.data_dir, options.demo),
@@ -52,7 +54,34 @@ def request(options: argparse.Namespace) -> Request:
         dtype=options.dtype,
         device_map=options.device_map,
         command=options.line,
+        only=only,
     )
+
+
+def _what(
+    options: argparse.Namespace, sizes: Preset
+) -> tuple[list[LabelledMethod], list[Task], dict[str, frozenset[str]]]:
+    """Methods, tasks, and the tasks that some labels are confined to."""
+    if options.methods is not None:
+        return (
+            parse_methods(options.methods, options.set, sizes),
+            get_tasks("all" if options.tasks is None else options.tasks, options.tasks_dir),
+            {},
+        )
+    chosen = get_experiments(options.experiment)
+    methods, labels = experiment_methods(specs(chosen), options.set, sizes)
+    wanted: dict[str, set[str]] = {}
+    tasks: dict[str, Task] = {}
+    for experiment in chosen:
+        own = {
+            task.name: task
+            for task in get_tasks(experiment.tasks if options.tasks is None else options.tasks, options.tasks_dir)
+        }
+        tasks |= own
+        for row in experiment.rows:
+            wanted.setdefault(labels[row.method], set()).update(own)
+    only = {label: frozenset(names) for label, names in wanted.items()}
+    return methods, list(tasks.values()), only
 
 
 def _source(data_dir: Path | None, demo: bool) -> Source:
@@ -96,7 +125,7 @@ def run(asked: Request, *, quiet: bool) -> int:
     store = Store(asked.out)
     store.check_writable()
     datasets = _datasets(asked)
-    grid = cells(asked.methods, [task.name for task in asked.tasks], asked.seeds)
+    grid = asked.cells()
     failed = 0
     for model in asked.models:
         backbone = load_backbone(model, device=asked.device, dtype=asked.dtype, device_map=asked.device_map)
@@ -110,7 +139,7 @@ def run(asked: Request, *, quiet: bool) -> int:
 def dry_run(asked: Request) -> int:
     """Print the cells and what they will cost."""
     datasets = _datasets(asked)
-    grid = cells(asked.methods, [task.name for task in asked.tasks], asked.seeds)
+    grid = asked.cells()
     for model in asked.models:
         for cell in grid:
             print(f"{model}  {cell}  ({len(datasets.test(cell.task))} rows)")
@@ -128,3 +157,12 @@ def _duration(seconds: float) -> str:
         if seconds < 7200
         else f"{seconds / 3600:.1f} h"
     )
+
+
+def analyse(asked: Request, *, quiet: bool) -> list[Path]:
+    """Run the analyses of the methods; returns the files written."""
+    from icrbench.analysis.command import analyse as run_analyses
+
+    set_quiet(quiet)
+    Store(asked.out).check_writable()
+    return run_analyses(asked, _datasets(asked))

@@ -73,6 +73,7 @@ TRAINED = {"epochs": 2, "batch_size": 4}
 DISTILLED = {**FEW, **TRAINED, "queries": 8, "queries_per_set": 4}
 
 ROWS = {
+    "elicit": Row({"prompts": 3, "shots": 4, "k": 3, "held_out": 4, "layer": 3}, neutral=configured(vector_weight=0.0)),
     "function_vector": Row(
         {**FEW, "mean_prompts": 6, "effect_prompts": 3, "queries_per_set": 3, "filter_correct": False, "held_out": 4},
         neutral=scaled("vector"),
@@ -81,6 +82,10 @@ ROWS = {
     "i2cl": Row({**FEW, "epochs": 2}, neutral=scaled("vectors", replaced={"coefficients": 1.0})),
     # Scaling to a norm and back rounds.
     "icv": Row({**FEW, "held_out": 4, "strength": 0.3}, neutral=configured(strength=0.0), exact=False),
+    "iterative_vector": Row(
+        {**FEW, "episodes": 4, "batch": 2, "held_out": 4, "strength": 0.5}, neutral=configured(strength=0.0)
+    ),
+    "label_anchor": Row(FEW),
     "live": Row({**DISTILLED, "learning_rate": 0.05}, neutral=scaled("scales"), exact=False),
     "lora": Row(
         {**FEW, **TRAINED, "learning_rate": 0.01, "held_out": 4, "rank": 2},

@@ -4,30 +4,21 @@ import sys
 from pathlib import Path
 
 from icrbench.files import write_atomic
-from icrbench.report import lm_eval_results, render
+from icrbench.report import lm_eval_results, page, render
 from icrbench.report.leaderboard import Table, leaderboards
 from icrbench.report.lm_eval_results import Value, lm_eval_values
 from icrbench.store import Store
 
 
 def write_report(folder: Path, out: Path) -> list[Path]:
-    """Write ``leaderboard.md``, ``.csv`` and ``.tex`` from a results folder; returns their paths.
+    """Write ``leaderboard.md``, ``.csv``, ``.tex`` and ``.html`` from a results folder; returns their paths.
 
     What lm-evaluation-harness measured below the folder is a further table in the first, and ``lm_eval.csv``.
 
     Raises:
         UserError: if ``folder`` holds no results or a damaged file, or ``out`` cannot be written.
     """
-    tables, values = _results(folder)
-    contents = {"leaderboard.md": _markdown(tables, values)}
-    if tables:
-        contents["leaderboard.csv"] = render.csv(tables)
-        contents["leaderboard.tex"] = render.latex(tables)
-    if values:
-        contents["lm_eval.csv"] = lm_eval_results.csv(values)
-    for name, content in contents.items():
-        write_atomic(out / name, content)
-    return [out / name for name in contents]
+    return _write(folder, out, *_results(folder))
 
 
 def print_report(folder: Path) -> None:
@@ -36,7 +27,35 @@ def print_report(folder: Path) -> None:
     Raises:
         UserError: if ``folder`` holds no results or a damaged file.
     """
+    _print(*_results(folder))
+
+
+def report(folder: Path, out: Path) -> list[Path]:
+    """Write and print, from one reading of the folder; returns the paths.
+
+    Raises:
+        UserError: as ``write_report``.
+    """
     tables, values = _results(folder)
+    paths = _write(folder, out, tables, values)
+    _print(tables, values)
+    return paths
+
+
+def _write(folder: Path, out: Path, tables: list[Table], values: list[Value]) -> list[Path]:
+    contents = {"leaderboard.md": _markdown(tables, values)}
+    if tables:
+        contents["leaderboard.csv"] = render.csv(tables)
+        contents["leaderboard.tex"] = render.latex(tables)
+    contents["leaderboard.html"] = page.html(tables, values, Store(folder))
+    if values:
+        contents["lm_eval.csv"] = lm_eval_results.csv(values)
+    for name, content in contents.items():
+        write_atomic(out / name, content)
+    return [out / name for name in contents]
+
+
+def _print(tables: list[Table], values: list[Value]) -> None:
     if sys.stdout.isatty():
         print(render.terminal(tables) + "\n" + lm_eval_results.terminal(values))
     else:

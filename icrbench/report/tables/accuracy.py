@@ -1,0 +1,95 @@
+"""Tables of accuracies: a row an experiment's row, a column a task or an average."""
+
+from dataclasses import replace
+
+from icrbench import spec
+from icrbench.experiments import Experiment
+from icrbench.report.leaderboard import AVERAGE, PAPER, ROLES, Column, Row, Score, Table, accuracies
+from icrbench.report.notes import failures, notes, provenance
+from icrbench.report.render import MISSING, Entry, Grid, accuracy
+from icrbench.report.tables.selection import Selection, place, row_notes
+from icrbench.report.tables.sheet import Sheet
+from icrbench.store import Store
+from icrbench.task import get_tasks
+
+
+def accuracy_table(selection: Selection, store: Store) -> Table:
+    """Scores of the rows, in the experiment's order; a row without records is there and has none."""
+    columns = _columns(selection.experiment)
+    rows = accuracies(selection.group, store, columns)
+    none = {column.name: Score("missing") for column in columns}
+    own = {label for _, label in selection.rows}
+    records = tuple((label, record) for label, record in selection.group.records if label in own)
+    return Table(
+        replace(selection.group, records=records),
+        columns,
+        tuple(rows.get(label) or Row(label, spec.split(label)[0], 0, none, None) for _, label in selection.rows),
+    )
+
+
+def _columns(experiment: Experiment) -> tuple[Column, ...]:
+    tasks = {task.name: task for task in get_tasks(experiment.tasks, None) if task.name in PAPER}
+    order = sorted(tasks, key=PAPER.index)
+    average = Column(AVERAGE, "Average", tuple(order), True)
+    if experiment.columns == "roles":
+        by_role = {role: tuple(name for name in order if tasks[name].role == role) for role in ROLES}
+        return (*(Column(role, ROLES[role], names, True) for role, names in by_role.items()), average)
+    return (*(Column(name, tasks[name].title, (name,), False) for name in order), average)
+
+
+def accuracy_sheet(selection: Selection, store: Store) -> Sheet:
+    """A block with accuracies."""
+    table = accuracy_table(selection, store)
+    numbers = failures(table)
+    titles = [column.title if column.is_average else column.name for column in table.columns]
+    grid = Grid(
+        selection.experiment.title,
+        ("method", *titles, "Collapse"),
+        tuple(
+            (
+                Entry(row.name),
+                *(Entry(_entry(found, column, numbers), table.rank(column.name, found)) for column in table.columns),
+                Entry("" if found.collapse is None else str(found.collapse)),
+            )
+            for (row, _), found in zip(selection.rows, table.rows, strict=True)
+        ),
+    )
+    lines = tuple(
+        {**place(selection, row, label), **_score(found, column)}
+        for (row, label), found in zip(selection.rows, table.rows, strict=True)
+        for column in table.columns
+    )
+    return Sheet(selection.group.title, grid, tuple(_notes(selection, table)), _origin(table), lines)
+
+
+def _entry(row: Row, column: Column, numbers: dict[str, int]) -> str:
+    # Of a row that was not run a table of averages alone would show nothing.
+    return accuracy(row, column, numbers) if row.seeds or column.name == AVERAGE else MISSING
+
+
+def _score(row: Row, column: Column) -> dict[str, object]:
+    """Accuracies are fractions, as in leaderboard.csv."""
+    score = row.scores[column.name]
+    return {
+        "column": column.name,
+        "is_average": column.is_average,
+        "status": score.status,
+        "accuracy": score.mean,
+        "std": score.std,
+        "ci_low": score.interval.low if score.interval else None,
+        "ci_high": score.interval.high if score.interval else None,
+        "seeds": score.seeds or None,
+        "row_seeds": row.seeds or None,
+        "test_rows": score.rows,
+        "collapse": row.collapse if column.name == AVERAGE else None,
+        "error": " | ".join(score.errors) or None,
+    }
+
+
+def _origin(table: Table) -> tuple[tuple[str, str], ...]:
+    """Provenance of what is there."""
+    return tuple(provenance(table)) if table.group.records else ()
+
+
+def _notes(selection: Selection, table: Table) -> list[str]:
+    return [*row_notes(selection), *(notes(table) if table.group.records else ["—: not run."])]

@@ -1,0 +1,101 @@
+"""Which records an experiment's rows are, in one group of a results folder.
+
+A row is found by its label; hyperparameters that are the run's own default need not stand in it, as in a run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from icrbench import spec
+from icrbench.experiments import Experiment, ExperimentRow
+from icrbench.report.groups import Group
+from icrbench.store import CellRecord
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rows of an experiment in one group of records.
+
+    Attributes:
+        group: with the records of these rows, and of zero-shot, alone.
+        rows: each with the label it has, or would have, in the group.
+    """
+
+    experiment: Experiment
+    group: Group
+    rows: tuple[tuple[ExperimentRow, str], ...]
+
+    @property
+    def records(self) -> dict[str, list[CellRecord]]:
+        """The records of each label."""
+        found: dict[str, list[CellRecord]] = {label: [] for _, label in self.rows}
+        for label, record in self.group.records:
+            if label in found:
+                found[label].append(record)
+        return found
+
+    @property
+    def empty(self) -> bool:
+        """Whether no row has a record."""
+        return not any(self.records.values())
+
+
+def select(experiment: Experiment, group: Group, settings: Mapping[str, Mapping[str, str]]) -> Selection:
+    """Find an experiment's rows in a group; ``settings`` are those of the run's ``--set``."""
+    there = dict(reversed(group.records))
+    rows = tuple((row, _label(row.method, there, settings)) for row in experiment.rows)
+    wanted = {label for _, label in rows} | {"zero_shot"}
+    chosen = tuple((label, record) for label, record in group.records if label in wanted)
+    return Selection(experiment, replace(group, records=chosen), rows)
+
+
+def _label(text: str, there: Mapping[str, CellRecord], settings: Mapping[str, Mapping[str, str]]) -> str:
+    name, pairs = spec.split(text)
+    common = settings.get(name, {})
+    exact = spec.label(name, {**common, **pairs})
+    plain = there.get(spec.label(name, common))
+    if exact in there or plain is None:
+        return exact
+    values: dict[str, Any] = plain["identity"].get("method", {}).get("hyperparameters", {})
+    changed = {key: value for key, value in pairs.items() if key not in values or not _same(value, values[key])}
+    return spec.label(name, {**common, **changed})
+
+
+def _same(text: str, value: Any) -> bool:
+    """Whether a hyperparameter's text means the recorded value."""
+    if isinstance(value, bool) or value is None:
+        return text.lower() in ({True: ("true",), False: ("false",), None: ("none", "null")}[value])
+    try:
+        return float(text) == float(value)
+    except ValueError:
+        return text == str(value)
+
+
+def place(selection: Selection, row: ExperimentRow, label: str) -> dict[str, object]:
+    """Where a number of the CSV stands."""
+    group = selection.group
+    return {
+        "model": group.model,
+        "variant": group.variant,
+        "protocol": group.protocol,
+        "clean": group.clean,
+        "data": group.data,
+        "edition": group.edition,
+        "row": row.name,
+        "method": label,
+    }
+
+
+def row_notes(selection: Selection) -> list[str]:
+    """What the rows are, what to know about them, and how the missing ones are made."""
+    experiment, records = selection.experiment, selection.records
+    same = [f"{row.name} = {label}" for row, label in selection.rows]
+    lines = ["Rows: " + ", ".join(same) + "."]
+    lines += [experiment.note] if experiment.note else []
+    if not all(records.values()):
+        lines.append(
+            f"Rows without a number are run by: icrbench run --experiment {experiment.name} --models"
+            f" {selection.group.model}, with the other options of the run."
+        )
+    return lines
