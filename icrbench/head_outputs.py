@@ -2,9 +2,9 @@
 
 Attention over the keys of a text and some further keys is the text's own attention, scaled by the share of the softmax
 that its own keys keep, plus what the further keys contribute: the identity that MimIC and HiFICL start from. That
-share follows from the log-normaliser of the own attention. The fused attention kernels do not return it, so it is computed
-here, from the very queries, keys and mask that the kernel is given: it is then causal, windowed and blind to padding
-as the attention itself is, and the same whether earlier keys come out of a cache or not.
+share follows from the log-normaliser of the own attention. The fused attention kernels do not return it, so it is
+computed here, from the very queries, keys and mask that the kernel is given: it is then causal, windowed and blind to
+padding as the attention itself is, and the same whether earlier keys come out of a cache or not.
 """
 
 from collections.abc import Callable, Iterator

@@ -12,8 +12,8 @@ from typing import Any
 from icrbench.backbone import Backbone
 from icrbench.backbone.reuse import Reused
 from icrbench.environment import code_identity, environment
-from icrbench.method import Artefact, DamagedArtefact, Fitted, Method, Scope
 from icrbench.metering import Cost, metered
+from icrbench.method import Artefact, DamagedArtefact, Fitted, Method, Scope
 from icrbench.progress import bar, say
 from icrbench.prompting import MAX_QUERY_TOKENS, Prompter
 from icrbench.protocol import Datasets, Rules
@@ -139,12 +139,15 @@ class Runner:
         data = self._datasets.data[cell.task]
         return {
             **self._fit_identity(cell.method.method, cell.task, cell.seed),
+            "protocol": self._rules.protocol,
+            "clean": self._rules.clean,
             "task": data.task.identity(),
             "test": {"sha256": data.provenance.sha256["test"], "limit": self._rules.limit},
             "scoring": {"max_query_tokens": MAX_QUERY_TOKENS},
         }
 
     def _fit_identity(self, method: Method, task: str, seed: int | None) -> dict[str, Any]:
+        """Everything that can change a fit; the protocol does through the pools alone, so protocols share fits."""
         return {
             "method": {"name": method.name, "hyperparameters": method.hyperparameters()},
             "code": code_identity(type(method)),
@@ -154,8 +157,6 @@ class Runner:
                 for name, pool in self._datasets.pools(method, task).items()
             },
             "target": self._datasets.target(method, task),
-            "protocol": self._rules.protocol,
-            "clean": self._rules.clean,
             "seed": seed,
         }
 

@@ -75,8 +75,8 @@ def test_without_demonstrations_there_is_nothing_to_learn(family: str) -> None:
     assert abs(float(found.divergence())) < 1e-6
     assert float(found.distance()) < 1e-8
     with_some = attempt(backbone, Fitted({}, {}), taught(backbone, drawn(), SITES), SITES)
-    assert float(with_some.divergence()) > 0.01
-    assert float(with_some.distance()) > 0.01
+    assert float(with_some.divergence()) > 0.001
+    assert float(with_some.distance()) > 0.001
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gpt2", "llama"])

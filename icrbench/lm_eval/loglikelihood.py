@@ -107,7 +107,7 @@ def _batch(
     with fitted.applied(backbone, batch):
         states = backbone.hidden_states(unmasked, cache)
     predicting = [states[number, row.last - shared : len(row.tokens) - shared] for number, row in enumerate(rows)]
-    values, hits = _read(backbone, torch.cat(predicting), _wanted(rows, continuations))
+    values, hits = _read(backbone, fitted, torch.cat(predicting), _wanted(rows, continuations))
     found: list[list[Answer]] = []
     start = 0
     for own in continuations:
@@ -130,7 +130,9 @@ def _wanted(rows: Sequence[Row], continuations: Sequence[list[tuple[int, ...]]])
     return wanted
 
 
-def _read(backbone: Backbone, states: Tensor, wanted: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+def _read(
+    backbone: Backbone, fitted: Fitted, states: Tensor, wanted: Sequence[tuple[int, int]]
+) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the wanted words, and whether each is the most likely; a piece of the logits at a time."""
     places, tokens = torch.tensor(wanted, device=states.device).T
     values = torch.empty(len(wanted), device=states.device)
@@ -139,7 +141,7 @@ def _read(backbone: Backbone, states: Tensor, wanted: Sequence[tuple[int, int]])
     size = max(1, LOGITS // int(vocabulary) // HEAD_ROWS) * HEAD_ROWS
     states = torch.cat([states, states[-1:].expand(-states.shape[0] % HEAD_ROWS, -1)])
     for start in range(0, states.shape[0], size):
-        logits = torch.log_softmax(backbone.logits(states[start : start + size]), dim=-1)
+        logits = torch.log_softmax(fitted.logits(backbone, states[start : start + size]), dim=-1)
         here = (places >= start) & (places < start + size)
         values[here] = logits[places[here] - start, tokens[here]]
         hits[here] = logits.argmax(-1)[places[here] - start] == tokens[here]

@@ -17,13 +17,12 @@ from tqdm import tqdm
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.load import load_backbone
 from icrbench.backbone.memory import activation_bytes, cache_bytes, free_bytes
-from icrbench.cache import cache_folder
 from icrbench.environment import code_identity, environment
 from icrbench.errors import UserError, unknown
+from icrbench.fits import named_artefact
 from icrbench.lm_eval.loglikelihood import Answer, Row, answers
 from icrbench.lm_eval.requests import query, refuse_second_demonstrations
-from icrbench.method import Artefact, FitData, Fitted, Scope, make_method
-from icrbench.randomness import Randomness
+from icrbench.method import Artefact, Fitted
 from icrbench.task import DEMONSTRATION_SEPARATOR
 
 # Arguments of lm-eval's own model that keep their meaning here.
@@ -90,7 +89,7 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
                 device = None  # lm-eval's command line asks for the first GPU, whether there is one or not
             pretrained = load_backbone(pretrained, device=device, dtype=dtype, device_map=device_map)
         self.backbone = pretrained
-        self.artefact = method if isinstance(method, Artefact) else _artefact(self.backbone, method, artifact)
+        self.artefact = method if isinstance(method, Artefact) else named_artefact(self.backbone, method, artifact)
         self._asked: dict[str, str] = {}  # whole context, demonstrations included -> the context lm-eval asked about
         self._generating: tuple[str, ...] = ()  # contexts of the batch to be generated next
         self._longest = 0  # tokens of the longest sequence to be generated, where the batch size is ours to choose
@@ -309,25 +308,6 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         """What ``mixed_precision_dtype`` asks for."""
         dtype = self.mixed_precision_dtype
         return torch.autocast(device_type=self.device.type, dtype=dtype, enabled=dtype is not None)
-
-
-def _artefact(backbone: Backbone, name: str | None, folder: str | Path | None) -> Artefact:
-    """The method a user names, with its fit."""
-    if folder is not None:
-        artefact = Artefact.load(Path(folder), backbone)
-        if name not in (None, artefact.method.name):
-            raise UserError(f"{folder} holds a fit of {artefact.method.name}, not of {name}: name that method.")
-        return artefact
-    if name is None:
-        raise UserError("no method asked for: name one with --method, or a fit with --artifact.")
-    method = make_method(name, {})
-    if method.scope is not Scope.NONE:
-        raise UserError(
-            f"method {name} needs a fit: run it once with `icrbench run --out OUT`, then give --artifact"
-            f" OUT/fitted/{name}-KEY."
-        )
-    data = FitData(pools={}, target=None, workspace=cache_folder())
-    return Artefact(method, method.fit(backbone, data, Randomness(0)), backbone.identity())
 
 
 def _generation_batch(ids: Tensor, mask: Tensor, texts: tuple[str, ...], beams: int) -> Batch:

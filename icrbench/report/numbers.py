@@ -2,6 +2,8 @@
 
 from icrbench import stats
 
+MISSING = "—"  # what was not run, or no record says
+
 
 def tenths(value: float) -> float:
     """A fraction as per cent, or a difference as points, rounded to what is printed; never minus zero."""

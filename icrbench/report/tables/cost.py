@@ -1,9 +1,10 @@
 """Tables that are not of accuracy but come from the same records: what a fit costs, and what must be kept of it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import mean
-from typing import Any
 
+from icrbench.report import costs as shared
+from icrbench.report.costs import cached, cost_text, spread
 from icrbench.report.notes import origin
 from icrbench.report.render import MISSING, Entry, Grid
 from icrbench.report.tables.selection import Selection, place, row_notes
@@ -32,24 +33,17 @@ _PARAMETER_NOTE = (
 
 def costs(selection: Selection, label: str) -> dict[str, float | None]:
     """A row of the cost table; what the records do not say is None."""
-    ran = _results(selection, label)
+    records = selection.records[label]
     tasks = len(get_tasks(selection.experiment.tasks, None))
-    peaks = _optional(ran, "fit_peak_bytes")
-    tokens = _optional(ran, "fit_tokens")
-    return {
-        "fit_seconds": mean(result["seconds_fit"] for _, result in ran) if ran else None,
-        "all_fits_seconds": _all_fits(ran, tasks),
-        "fit_tokens": mean(tokens) if tokens else None,
-        "milliseconds_a_row": mean(1000 * r["seconds_score"] / r["n"] for _, r in ran) if ran else None,
-        "fit_peak_bytes": max(peaks) if peaks else None,
-    }
+    return {**shared.costs(records), "all_fits_seconds": _all_fits(records, tasks)}
 
 
 def cost_sheet(selection: Selection) -> Sheet:
     """A block of the cost table."""
     found = {label: costs(selection, label) for _, label in selection.rows}
     rows = tuple(
-        (Entry(row.name), *(Entry(_cost(name, found[label][name])) for name in _COST)) for row, label in selection.rows
+        (Entry(row.name), *(Entry(cost_text(name, found[label][name])) for name in _COST))
+        for row, label in selection.rows
     )
     lines = tuple(
         {**place(selection, row, label), "column": name, "value": found[label][name]}
@@ -62,31 +56,21 @@ def cost_sheet(selection: Selection) -> Sheet:
 
 def parameters(selection: Selection, label: str) -> tuple[list[int], str | None]:
     """Cached numbers of every cell of a row, and their formula if the records say it."""
-    ran = _results(selection, label)
-    formulas = dict.fromkeys(str(result["cached_formula"]) for _, result in ran if result.get("cached_formula"))
-    return [result["cached_parameters"] for _, result in ran], " or ".join(formulas) or None
+    return cached(selection.records[label])
 
 
 def parameter_sheet(selection: Selection) -> Sheet:
     """A block of the table of cached parameters."""
     rows, lines = [], []
     for row, label in selection.rows:
-        cached, formula = parameters(selection, label)
-        rows.append((Entry(row.name), Entry(spread(cached)), Entry(formula or MISSING)))
-        values = {"mean": mean(cached), "min": min(cached), "max": max(cached)} if cached else {"mean": None}
+        kept, formula = parameters(selection, label)
+        rows.append((Entry(row.name), Entry(spread(kept)), Entry(formula or MISSING)))
+        values = {"mean": mean(kept), "min": min(kept), "max": max(kept)} if kept else {"mean": None}
         lines += [
             {**place(selection, row, label), "column": f"cached_{name}", "value": value, "formula": formula}
             for name, value in values.items()
         ]
     return _sheet(selection, ("method", "Cached", "Formula"), tuple(rows), _PARAMETER_NOTE, tuple(lines))
-
-
-def spread(values: Sequence[int]) -> str:
-    """A mean, and the range if there is one."""
-    if not values:
-        return MISSING
-    words = f"{mean(values):,.0f}"
-    return words if min(values) == max(values) else f"{words} ({min(values):,}–{max(values):,})"
 
 
 def _sheet(
@@ -104,30 +88,12 @@ def _sheet(
     return Sheet(selection.group.title, Grid(selection.experiment.title, header, rows), notes, tuple(made), lines)
 
 
-def _results(selection: Selection, label: str) -> list[tuple[CellRecord, Any]]:
-    """The successful cells of a row."""
-    return [(record, record["result"]) for record in selection.records[label] if record["result"] is not None]
-
-
-def _optional(ran: Iterable[tuple[CellRecord, Any]], key: str) -> list[float]:
-    return [float(result[key]) for _, result in ran if result.get(key) is not None]
-
-
-def _all_fits(ran: Sequence[tuple[CellRecord, Any]], tasks: int) -> float | None:
-    """Seconds to fit for every task; None unless every task was run."""
-    by_task: dict[str, list[float]] = {}
-    for record, result in ran:
-        by_task.setdefault(record["cell"]["task"], []).append(float(result["seconds_fit"]))
-    if len(by_task) < tasks:
+def _all_fits(records: Sequence[CellRecord], tasks: int) -> float | None:
+    """Seconds to fit for every task, each fit counted once; None unless every task was run."""
+    if len({record["cell"]["task"] for record in records if record["result"] is not None}) < tasks:
         return None
-    if all(record["identity"].get("target") is None for record, _ in ran):  # one fit serves every task
-        return mean(float(result["seconds_fit"]) for _, result in ran)
-    return sum(mean(seconds) for seconds in by_task.values())
-
-
-def _cost(name: str, value: float | None) -> str:
-    if value is None:
-        return MISSING
-    if name == "fit_peak_bytes":
-        return f"{value / 2**20:,.0f}"
-    return f"{value:,.0f}" if name == "fit_tokens" or value >= 100 else f"{value:.1f}"
+    by_fit: dict[str | None, list[float]] = {}
+    for record in records:
+        if record["result"] is not None:  # tasks out of domain may share a fit
+            by_fit.setdefault(record["identity"].get("target"), []).append(record["result"]["seconds_fit"])
+    return sum(mean(seconds) for seconds in by_fit.values())

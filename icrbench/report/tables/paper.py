@@ -6,6 +6,7 @@ from statistics import mean
 
 from icrbench import spec
 from icrbench.experiments import ExperimentRow
+from icrbench.report.costs import spread
 from icrbench.report.leaderboard import AVERAGE, Column, Row
 from icrbench.report.published import (
     SOURCE,
@@ -20,7 +21,7 @@ from icrbench.report.published import (
 )
 from icrbench.report.render import MISSING, Entry, Grid
 from icrbench.report.tables.accuracy import accuracy_table
-from icrbench.report.tables.cost import costs, parameters, spread
+from icrbench.report.tables.cost import costs, parameters
 from icrbench.report.tables.selection import Selection, place
 from icrbench.report.tables.sheet import Sheet
 from icrbench.store import Store

@@ -1,0 +1,41 @@
+"""``icrbench explain``: from the command line's options to an explanation, printed and drawn."""
+
+import argparse
+import json
+
+from transformers.utils.logging import disable_progress_bar
+
+from icrbench.analysis.explain import explain
+from icrbench.analysis.explanation import text
+from icrbench.analysis.given import given_example
+from icrbench.backbone.load import check_model, load_backbone
+from icrbench.errors import UserError
+from icrbench.fits import method_without_fit, named_artefact
+from icrbench.report.figures.explanation import check_ending, write_explanation
+from icrbench.task import get_tasks
+
+
+def run_explain(options: argparse.Namespace) -> None:
+    """Explain one input; all that can be wrong with the options is said before the model is loaded.
+
+    Raises:
+        UserError: for anything wrong, in one sentence.
+    """
+    tasks = get_tasks(options.task, options.tasks_dir)
+    if len(tasks) > 1:
+        raise UserError(f"one input has one task: name one with --task, not '{options.task}'.")
+    example = given_example(tasks[0], options.text, options.field)
+    if options.figure is not None:
+        check_ending(options.figure)
+    if options.method is None and options.artifact is None:
+        options.method = "zero_shot"
+    if options.artifact is None:
+        method_without_fit(options.method)
+    check_model(options.model)
+    disable_progress_bar()
+    backbone = load_backbone(options.model, device=options.device, dtype=options.dtype)
+    artefact = named_artefact(backbone, options.method, options.artifact)
+    explained = explain(backbone, artefact, tasks[0], example)
+    print(json.dumps(explained, indent=1, ensure_ascii=False) if options.json else text(explained))
+    if options.figure is not None:
+        write_explanation(explained, options.figure)
