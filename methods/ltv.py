@@ -31,6 +31,7 @@ class LTVFitted(Fitted):
         tensors: ``matrix`` ``[d, d]``, or ``mean`` ``[d]``.
     """
 
+    last_token_only: ClassVar[bool] = True
     formula: ClassVar[str] = "d^2, or d if constant"
 
     @property
