@@ -68,7 +68,8 @@ def test_wrong_arguments(icrbench: Commands, options: dict[str, Any], words: tup
     [
         ([], "COMMAND"),
         (["frobnicate"], "frobnicate"),
-        (["run"], "--methods, --models"),
+        (["run"], "--models"),
+        (["run", "--models", "llama"], "--methods --experiment"),
         (["run", "--methods", "all", "--models", "llama", "--frob"], "--frob"),
         (["run", "--methods", "all", "--models", "llama", "--demo", "--data-dir", "."], "not allowed with"),
         (["list", "tables"], "tables"),

@@ -80,7 +80,7 @@ def test_command_runs_a_fit_and_its_results_are_reported(
     assert record["results"]["icrbench_everyday"]["sample_len"] == 3
 
     paths = write_report(Path("out"), Path("out"))
-    assert [path.name for path in paths] == ["leaderboard.md", "lm_eval.csv"]
+    assert [path.name for path in paths] == ["leaderboard.md", "leaderboard.html", "lm_eval.csv"]
     text = paths[0].read_text("utf-8")
     assert "| `icrbench_everyday 1.0` |" in text
     assert text.index("zero_shot |") < text.index("icr |")
@@ -93,7 +93,7 @@ def test_report_joins_both_kinds_of_results(model: str, tmp_path: Path) -> None:
     store = Store(tmp_path)
     add(store, "sst2", "zero_shot", None, [True, False])
     assert [path.name for path in write_report(tmp_path, tmp_path)] == [
-        f"leaderboard.{suffix}" for suffix in ("md", "csv", "tex")
+        f"leaderboard.{suffix}" for suffix in ("md", "csv", "tex", "html")
     ]
     lm = tiny_lm("llama", Fitted({}, {}))
     results = evaluate(lm, ["icrbench_short_answers"], limit=2)
@@ -108,7 +108,7 @@ def test_report_joins_both_kinds_of_results(model: str, tmp_path: Path) -> None:
     (tmp_path / "results_3.json").write_text(json.dumps(later), "utf-8")  # another model's
     (value,) = lm_eval_values(tmp_path)
     assert (value.value, value.model, value.method, value.rows) == (0.75, "tiny-llama", "zero_shot", 2)
-    assert len(write_report(tmp_path, tmp_path)) == 4
+    assert len(write_report(tmp_path, tmp_path)) == 5
     text = (tmp_path / "leaderboard.md").read_text("utf-8")
     assert text.index("Accuracy by task") < text.index("lm-evaluation-harness")
     assert "0.7500" in text
