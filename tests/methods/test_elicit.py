@@ -139,7 +139,8 @@ def test_the_block_is_that_of_most_entries_and_of_several_the_lowest() -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
 def test_queries_of_one_batch_get_their_own_states_and_blocks(family: str) -> None:
     backbone = tiny_backbone(family)
-    fitted = fit("elicit", backbone, **TWO, k=2, **SMALL)
+    # With a weight on the own state, adding nothing is not the same as leaving it alone.
+    fitted = fit("elicit", backbone, **TWO, k=2, own_weight=0.5, **SMALL)
     generator = torch.Generator().manual_seed(0)
     fitted.config |= {"blocks": [1, 4], "best": [1, 1, 1, 4, 4, 4]}
     fitted.tensors["states"] = torch.randn(6, 2, 48, generator=generator)
@@ -153,7 +154,7 @@ def test_queries_of_one_batch_get_their_own_states_and_blocks(family: str) -> No
         assert found.layer == (1 if row < 3 else 4)
         place = fitted.config["blocks"].index(found.layer)
         vector = fitted.tensors["states"][found.entries, place].mean(0)
-        by_hand = fit("elicit", backbone, layer=found.layer, **SMALL)
+        by_hand = fit("elicit", backbone, layer=found.layer, own_weight=0.5, **SMALL)
         by_hand.tensors["states"] = vector[None, None]
         torch.testing.assert_close(alone, logits(backbone, by_hand, [question])[0], atol=1e-4, rtol=1e-4)
 
