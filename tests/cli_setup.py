@@ -63,7 +63,10 @@ class Commands:
         return Done(code, captured.out, captured.err)
 
     def run(self, *more: object, out: str = "out", command: str = "run", **options: object) -> Done:
-        """``icrbench run``, or another command with its options: zero-shot on four demonstration rows of sst2, unless options say otherwise."""
+        """``icrbench run``, or another command with its options.
+
+        Zero-shot on four demonstration rows of sst2, unless options say otherwise.
+        """
         defaults: dict[str, object] = {"methods": "zero_shot", "models": model_folder(), "tasks": "sst2", "limit": 4}
         arguments: list[object] = [] if "data_dir" in options else ["--demo"]
         for name, value in {**defaults, "out": out and self.folder / out, "seeds": 0, **options}.items():
