@@ -413,12 +413,13 @@ class Bench:
 
 def test_killed_interrupted_and_side_by_side(icrbench: Commands) -> None:
     methods, tasks = "zero_shot,few_shot:per_class=1:per_task=1", "sst2,trec,agnews,mr,cb"
-    options: dict[str, Any] = {"methods": methods, "tasks": tasks, "limit": 8, "seeds": "0,1"}
+    # Enough cells that none of the processes is through before it is stopped, even if this one is kept waiting.
+    options: dict[str, Any] = {"methods": methods, "tasks": tasks, "limit": 20, "seeds": "0,1,2,3,4,5"}
     whole = icrbench.run(**options, out="whole")
     total = whole.counts[0]
     out = icrbench.folder / "out"
     arguments = ["--methods", methods, "--models", str(model_folder()), "--demo", "--tasks", tasks]
-    arguments += ["--limit", "8", "--seeds", "0,1", "--out", str(out)]
+    arguments += ["--limit", "20", "--seeds", "0,1,2,3,4,5", "--out", str(out)]
 
     killed = Bench(out, arguments)
     killed.wait_for_a_cell()
