@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from icrbench.backbone import Backbone, Batch, make_batch
+from icrbench.backbone.batch import by_length
 from icrbench.backbone.last_token import last_tokens
 from icrbench.episodes import Question
 from icrbench.errors import UserError
@@ -82,10 +83,8 @@ def best(scores: Sequence[float]) -> int:
 
 def batches(backbone: Backbone, questions: Sequence[Question]) -> Iterator[tuple[list[Question], Batch]]:
     """Questions of similar length as padded batches."""
-    order = sorted(questions, key=lambda question: -len(question.prompt.tokens))
-    while order:
-        size = max(1, BATCH_TOKENS // len(order[0].prompt.tokens))
-        own, order = order[:size], order[size:]
+    for rows in by_length([len(question.prompt.tokens) for question in questions], BATCH_TOKENS):
+        own = [questions[row] for row in rows]
         yield own, question_batch(backbone, own)
 
 

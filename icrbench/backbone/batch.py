@@ -1,6 +1,6 @@
 """Token sequences to padded tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,6 +36,20 @@ class Batch:
     def at_last(self, states: Tensor) -> Tensor:
         """``[B, T, n]`` to ``[B, n]``: the vector at each row's last real token."""
         return states[self.rows, self.last]
+
+
+def by_length(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
+    """Cut sequences into batches of similar length, longest first; yields their numbers.
+
+    Args:
+        lengths: tokens of each sequence.
+        most_tokens: of a batch, padding included; a longer sequence has one to itself.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    while order:
+        size = max(1, most_tokens // lengths[order[0]])
+        yield order[:size]
+        order = order[size:]
 
 
 def make_batch(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from icrbench.backbone.batch import Batch, make_batch
+from icrbench.backbone.batch import Batch, by_length, make_batch
 from icrbench.backbone.core import Backbone
 from icrbench.backbone.prefix import expanded
 
@@ -46,10 +46,7 @@ def last_tokens(backbone: Backbone, sequences: Sequence[Sequence[int]], texts: S
         sequences: tokens of each prompt, two at least.
         texts: zero-shot text of each prompt.
     """
-    order = sorted(range(len(sequences)), key=lambda row: (-len(sequences[row]), row))
-    while order:
-        size = max(1, BATCH_TOKENS // len(sequences[order[0]]))
-        rows, order = order[:size], order[size:]
+    for rows in by_length([len(sequence) for sequence in sequences], BATCH_TOKENS):
         yield prepared(backbone, rows, [sequences[row] for row in rows], [texts[row] for row in rows])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from icrbench.backbone.batch import Batch, make_batch
+from icrbench.backbone.batch import Batch, by_length, make_batch
 from icrbench.backbone.core import Backbone
 
 SHORTEST_PREFIX = 16  # tokens; below this, computing a shared prefix apart costs more than it saves
@@ -71,11 +71,13 @@ def prompt_batches(
             alone += run
             continue
         prefix = prefix_cache(backbone, sequences[run[0]][:shared])
-        for rows in _cut([(row, len(sequences[row]) - shared) for row in run]):
+        for places in by_length([len(sequences[row]) - shared for row in run], BATCH_TOKENS):
+            rows = [run[place] for place in places]
             ends = [sequences[row][shared:] for row in rows]
             batch = make_batch(ends, [texts[row] for row in rows], device=backbone.device, prefix_length=shared)
             yield rows, batch, expanded(prefix, len(rows))
-    for rows in _cut([(row, len(sequences[row])) for row in alone]):
+    for places in by_length([len(sequences[row]) for row in alone], BATCH_TOKENS):
+        rows = [alone[place] for place in places]
         whole = [sequences[row] for row in rows]
         yield rows, make_batch(whole, [texts[row] for row in rows], device=backbone.device), None
 
@@ -91,12 +93,3 @@ def _runs(sequences: Sequence[tuple[int, ...]]) -> list[list[int]]:
                 continue
         runs.append([row])
     return runs
-
-
-def _cut(lengths: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-    """Rows, given with their lengths, in batches of similar length."""
-    order = sorted(lengths, key=lambda item: -item[1])
-    while order:
-        size = max(1, BATCH_TOKENS // order[0][1])
-        yield [row for row, _ in order[:size]]
-        order = order[size:]

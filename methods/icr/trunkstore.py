@@ -19,6 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from icrbench.backbone import Backbone, Batch, make_batch
+from icrbench.backbone.batch import by_length
 from icrbench.backbone.trunk import captured_input, trunk_states
 from icrbench.files import write_atomic
 from icrbench.progress import bar
@@ -140,25 +141,20 @@ class TrunkStore:
         known = piece.entropy.exists()
         tensors: dict[str, Tensor] = {}
         entropies: list[Tensor] = []
-        start = 0
-        while start < len(piece.rows):
-            longest = len(self._prompts[piece.rows[start]].prompt.tokens)
-            sequences = [
-                self._prompts[row].prompt.tokens for row in piece.rows[start : start + max(1, BATCH_TOKENS // longest)]
-            ]
+        own = [self._prompts[row].prompt.tokens for row in piece.rows]  # longest first
+        for places in by_length([len(tokens) for tokens in own], BATCH_TOKENS):
+            sequences = [own[place] for place in places]
             batch = make_batch(sequences, [""] * len(sequences), device=self._backbone.device)
             if known:
                 entering = trunk_states(self._backbone, self._layer, batch)
             else:
                 entering, uncertainty = self._whole_pass(batch)
                 entropies.append(uncertainty.float().cpu())
-            for index, sequence in enumerate(sequences):
+            for index, (place, sequence) in enumerate(zip(places, sequences, strict=True)):
                 states = entering[index, : len(sequence)].float().cpu()
                 scale = (states.abs().amax(1, keepdim=True) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
-                place = start + index
                 tensors[f"{place}.states"] = (states / scale).half()
                 tensors[f"{place}.scale"] = scale
-            start += len(sequences)
         write_atomic(piece.states, save(tensors))
         if not known:
             write_atomic(piece.entropy, save({"entropy": torch.cat(entropies)}))
