@@ -4,7 +4,6 @@ Trunk states are not reused, and the router's sentence encoder is part of ICR's 
 """
 
 import multiprocessing
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from common import backbone, options, report, rows, side_by_side
 from icrbench.backbone import Backbone, make_batch
 from icrbench.backbone.load import load_backbone
 from icrbench.encoder import sentence_encoder
+from icrbench.metering import peak, reset_peak
 from icrbench.method import Fitted, make_method
 from icrbench.methods.icr import ICRFitted
 from icrbench.methods.icr.directions import random_directions
@@ -62,12 +62,6 @@ def fitted(name: str, model: Backbone) -> Fitted:
     return untrained(model) if name == "icr" else make_method("zero_shot", {}).fitted({}, {})
 
 
-def memory(field: str) -> float:
-    """MiB of this process, as Linux counts them: ``VmRSS`` now, ``VmHWM`` at the most since it was last reset."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
-
-
 def peak_megabytes(model_name: str, name: str, answer: "multiprocessing.Queue[tuple[float, float]]") -> None:
     """In a process of its own: memory before a pass over ``TOKENS`` tokens, and at its peak."""
     model = load_backbone(model_name)
@@ -77,11 +71,13 @@ def peak_megabytes(model_name: str, name: str, answer: "multiprocessing.Queue[tu
     with torch.inference_mode():
         with method.applied(model, short):
             model.hidden_states(short)
-        before = memory("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak, which loading the model has set
+        before = reset_peak(model)  # loading the model has set one
         with method.applied(model, batch):
             model.hidden_states(batch)
-    answer.put((before, memory("VmHWM")))
+    most = peak(model)
+    assert before is not None, "this system does not say how much memory is used"
+    assert most is not None, "this system does not say how much memory was used at most"
+    answer.put((before / 2**20, most / 2**20))
 
 
 def peak_memory(model_name: str, name: str) -> tuple[float, float]:

@@ -44,17 +44,17 @@ def metered(backbone: Backbone) -> Iterator[Cost]:
         cost.sequences += tokens.shape[0]
         cost.tokens += tokens.shape[0] * tokens.shape[1]
 
-    before = _reset_peak(backbone)
+    before = reset_peak(backbone)
     begin = time.perf_counter()
     with forward_pre_hook(backbone.model.get_decoder(), count):
         yield cost
     cost.seconds = round(time.perf_counter() - begin, 3)
-    peak = _peak(backbone)
-    cost.peak_bytes = None if before is None or peak is None else max(0, peak - before)
+    most = peak(backbone)
+    cost.peak_bytes = None if before is None or most is None else max(0, most - before)
 
 
-def _reset_peak(backbone: Backbone) -> int | None:
-    """Forget the highest use so far; returns the present use."""
+def reset_peak(backbone: Backbone) -> int | None:
+    """Forget the highest use of memory so far; returns the present use in bytes, None where the system does not say."""
     if backbone.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(backbone.device)
         return torch.cuda.memory_allocated(backbone.device)
@@ -65,7 +65,8 @@ def _reset_peak(backbone: Backbone) -> int | None:
     return int(psutil.Process().memory_info().rss)
 
 
-def _peak(backbone: Backbone) -> int | None:
+def peak(backbone: Backbone) -> int | None:
+    """The highest use of memory since `reset_peak`, in bytes; None where the system does not say."""
     if backbone.device.type == "cuda":
         return torch.cuda.max_memory_allocated(backbone.device)
     try:
