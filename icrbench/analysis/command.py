@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -47,8 +48,9 @@ def analyse(asked: Request, datasets: Datasets) -> list[Path]:
                 if method.method.scope is not Scope.NONE and not first.shares_prefix:  # words change without a prompt
                     tokens = _iclness(backbone, datasets, fits)
                     written.append(_write(asked.out, "iclness", about, {"tokens": tokens}))
-                if all(hasattr(fitted, "strengths") for fitted in fits.values()):
-                    routing = {"layers": first.config["layers"], "by_task": _routing(datasets, fits)}
+                routed = {task: fitted for task, fitted in fits.items() if isinstance(fitted, Routed)}
+                if len(routed) == len(fits):
+                    routing = {"layers": first.config["layers"], "by_task": _routing(datasets, routed)}
                     written.append(_write(asked.out, "routing", about, routing))
                 say(f"analysed {method.label}" + ("" if seed is None else f" seed {seed}"))
         text = datasets.tasks[tasks[0]].prompt(datasets.test(tasks[0])[0])
@@ -59,12 +61,12 @@ def analyse(asked: Request, datasets: Datasets) -> list[Path]:
     return written
 
 
-def _routing(datasets: Datasets, fits: dict[str, Fitted]) -> dict[str, Any]:
+def _routing(datasets: Datasets, fits: Mapping[str, Routed]) -> dict[str, Any]:
     """Importance of layers, heads and directions, by task."""
     found = {}
     for name, fitted in fits.items():
         texts = tuple(datasets.tasks[name].prompt(example) for example in datasets.test(name))
-        alpha, gamma = cast(Routed, fitted).strengths(texts)
+        alpha, gamma = fitted.strengths(texts)
         found[name] = importance(alpha, gamma)
     return found
 

@@ -1,7 +1,7 @@
 """What a fitted method does to one input: its prompt, the router's output, attention, states and probabilities."""
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -132,10 +132,10 @@ def attention_change(before: Tensor, after: Tensor, *, shown: int, virtual: int,
 
 def _router(fitted: Fitted, text: str) -> dict[str, Any] | None:
     """Alpha ``[L', r]`` and gamma ``[L', H]``, of fits that have a router."""
-    if not hasattr(fitted, "strengths"):
+    if not isinstance(fitted, Routed):
         return None
     with torch.inference_mode():
-        alpha, gamma = cast(Routed, fitted).strengths((text,))
+        alpha, gamma = fitted.strengths((text,))
     return {"layers": list(fitted.config["layers"]), "alpha": alpha[0].tolist(), "gamma": gamma[0].tolist()}
 
 

@@ -1,18 +1,19 @@
 """Which layers, heads and principal directions a router uses, task by task (ICR paper, Sec. 4 and App. C)."""
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from icrbench.method import Fitted
 
+@runtime_checkable
+class Routed(Protocol):
+    """What a fit has that routes attention by the query, as ICR's."""
 
-class Routed(Fitted):
-    """A fit that routes attention by the query, as ICR's; for type checks, never made."""
+    config: dict[str, Any]
 
     def strengths(self, texts: tuple[str, ...]) -> tuple[Tensor, Tensor]:
         """Alpha ``[B, L', r]`` and gamma ``[B, L', H]`` for zero-shot prompts."""
-        raise NotImplementedError
+        ...
 
 
 def importance(alpha: Tensor, gamma: Tensor) -> dict[str, Any]:
