@@ -48,6 +48,24 @@ class Group:
         parts += [f"superseded tasks ({self.edition} back)"] if self.edition else []
         return " · ".join(parts)
 
+    def by_label(self) -> dict[str, list[CellRecord]]:
+        """The records of each row."""
+        found: dict[str, list[CellRecord]] = {}
+        for label, record in self.records:
+            found.setdefault(label, []).append(record)
+        return found
+
+    def place(self) -> dict[str, object]:
+        """Where a number of the CSV files stands: what tells this table from others."""
+        return {
+            "model": self.model,
+            "variant": self.variant,
+            "protocol": self.protocol,
+            "clean": self.clean,
+            "data": self.data,
+            "edition": self.edition,
+        }
+
 
 def comparable_groups(records: Iterable[CellRecord]) -> list[Group]:
     """Split records into tables: real before demo data, full before subsets, then by model and protocol."""

@@ -119,10 +119,7 @@ class Line:
 
 def lines(group: Group, store: Store) -> dict[str, Line]:
     """The lines of a table, by label."""
-    records: dict[str, list[CellRecord]] = {}
-    for label, record in group.records:
-        records.setdefault(label, []).append(record)
-    return {label: Line(label, own, store) for label, own in records.items()}
+    return {label: Line(label, own, store) for label, own in group.by_label().items()}
 
 
 def _two_results(store: Store, first: CellRecord, second: CellRecord) -> UserError:

@@ -12,7 +12,8 @@ from typing import Any
 import pandas as pd
 
 from icrbench.errors import UserError
-from icrbench.report.render import MISSING, Entry, Grid, markdown_grid, terminal_grid, terminal_title
+from icrbench.report.numbers import MISSING
+from icrbench.report.render import Entry, Grid, markdown_grid, terminal_grid, terminal_title
 from icrbench.store import FOLDERS
 
 

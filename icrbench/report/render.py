@@ -16,9 +16,7 @@ from tabulate import tabulate
 from icrbench.report.costs import COST_NOTE, COSTS, cached, cost_text, costs, spread
 from icrbench.report.leaderboard import AVERAGE, Column, Row, Score, Table
 from icrbench.report.notes import failures, notes, provenance
-from icrbench.report.numbers import MISSING as MISSING
-from icrbench.report.numbers import probability, signed, signed_interval
-from icrbench.store import CellRecord
+from icrbench.report.numbers import MISSING, probability, signed, signed_interval
 
 _BOLD = "\033[1m{}\033[0m"
 _TERMINAL = ("{}", _BOLD, "\033[4m{}\033[0m")
@@ -76,9 +74,7 @@ def grids(table: Table) -> list[Grid]:
 
 def cost_grid(table: Table) -> Grid:
     """What every row of a leaderboard costs."""
-    by_label: dict[str, list[CellRecord]] = {}
-    for label, record in table.group.records:
-        by_label.setdefault(label, []).append(record)
+    by_label = table.group.by_label()
     rows = []
     for row in table.rows:
         own = by_label[row.label]
@@ -132,17 +128,11 @@ def csv(tables: Sequence[Table]) -> str:
     """All tables as one long table: a row for each method and column; accuracies are fractions."""
     rows = []
     for table in tables:
-        group = table.group
         for row in table.rows:
             for column in table.columns:
                 rows.append(
                     {
-                        "model": group.model,
-                        "variant": group.variant,
-                        "protocol": group.protocol,
-                        "clean": group.clean,
-                        "data": group.data,
-                        "edition": group.edition,
+                        **table.group.place(),
                         "method": row.label,
                         "column": column.name,
                         "is_average": column.is_average,

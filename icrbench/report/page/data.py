@@ -20,9 +20,7 @@ def table_data(table: Table) -> dict[str, Any]:
     """One table: its group, columns, rows and footnotes."""
     group = table.group
     roles = {record["cell"]["task"]: record["task"]["role"] for _, record in group.records}
-    records: dict[str, list[CellRecord]] = {}
-    for label, record in group.records:
-        records.setdefault(label, []).append(record)
+    records = group.by_label()
     numbers = failures(table)
     made_by = dict(provenance(table))
     plain = {row.label: _hyperparameters(records[row.label]) for row in table.rows}

@@ -6,7 +6,8 @@ from icrbench import spec
 from icrbench.experiments import Experiment
 from icrbench.report.leaderboard import AVERAGE, PAPER, ROLES, Column, Row, Score, Table, accuracies
 from icrbench.report.notes import failures, notes, provenance
-from icrbench.report.render import MISSING, Entry, Grid, accuracy
+from icrbench.report.numbers import MISSING
+from icrbench.report.render import Entry, Grid, accuracy
 from icrbench.report.tables.selection import Selection, place, row_notes
 from icrbench.report.tables.sheet import Sheet
 from icrbench.store import Store

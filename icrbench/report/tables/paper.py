@@ -8,6 +8,7 @@ from icrbench import spec
 from icrbench.experiments import ExperimentRow
 from icrbench.report.costs import spread
 from icrbench.report.leaderboard import AVERAGE, Column, Row
+from icrbench.report.numbers import MISSING
 from icrbench.report.published import (
     SOURCE,
     WITH_ZERO_SHOT,
@@ -19,7 +20,7 @@ from icrbench.report.published import (
     published_model,
     tenth,
 )
-from icrbench.report.render import MISSING, Entry, Grid
+from icrbench.report.render import Entry, Grid
 from icrbench.report.tables.accuracy import accuracy_table
 from icrbench.report.tables.cost import costs, parameters
 from icrbench.report.tables.selection import Selection, place

@@ -29,11 +29,8 @@ class Selection:
     @property
     def records(self) -> dict[str, list[CellRecord]]:
         """The records of each label."""
-        found: dict[str, list[CellRecord]] = {label: [] for _, label in self.rows}
-        for label, record in self.group.records:
-            if label in found:
-                found[label].append(record)
-        return found
+        there = self.group.by_label()
+        return {label: there.get(label, []) for _, label in self.rows}
 
     @property
     def empty(self) -> bool:
@@ -74,17 +71,7 @@ def _same(text: str, value: Any) -> bool:
 
 def place(selection: Selection, row: ExperimentRow, label: str) -> dict[str, object]:
     """Where a number of the CSV stands."""
-    group = selection.group
-    return {
-        "model": group.model,
-        "variant": group.variant,
-        "protocol": group.protocol,
-        "clean": group.clean,
-        "data": group.data,
-        "edition": group.edition,
-        "row": row.name,
-        "method": label,
-    }
+    return {**selection.group.place(), "row": row.name, "method": label}
 
 
 def row_notes(selection: Selection) -> list[str]:
