@@ -105,6 +105,17 @@ class SentenceEncoder(Encoder):
         return vectors
 
 
+def by_similarity(embeddings: Tensor, vector: Tensor) -> tuple[list[int], Tensor]:
+    """Rows in the order of their cosine similarity to a vector, the most similar first, and the similarities ``[n]``.
+
+    Args:
+        embeddings: ``[n, width]``, of unit length.
+        vector: ``[width]``, of any length.
+    """
+    similarity = embeddings @ normalize(vector[None], dim=1)[0]
+    return torch.argsort(similarity, descending=True, stable=True).tolist(), similarity
+
+
 @cache
 def sentence_encoder(name: str) -> Encoder:
     """The encoder of a name, loaded once per process: ``minilm``, ``mpnet``, ``random``, a folder or a hub id."""

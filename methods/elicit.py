@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.sites import Edit, Site
-from icrbench.encoder import sentence_encoder
+from icrbench.encoder import by_similarity, sentence_encoder
 from icrbench.episodes import Episodes, Question, Questions
 from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
 from icrbench.randomness import Randomness
@@ -57,9 +57,9 @@ class ElicitFitted(Fitted):
         best: list[int] = self.config["best"]
         entries = list(range(len(best)))
         if "embeddings" in self.tensors:
-            vector = normalize(sentence_encoder(self.config["encoder"])([text]), dim=1)[0]
-            similarity = self.tensors["embeddings"] @ vector
-            entries = torch.argsort(similarity, descending=True, stable=True)[: self.config["k"]].tolist()
+            vector = sentence_encoder(self.config["encoder"])([text])[0]
+            order, similarity = by_similarity(self.tensors["embeddings"], vector)
+            entries = order[: self.config["k"]]
             threshold = self.config["threshold"]
             if threshold is not None and float(similarity[entries[0]]) < threshold:
                 return None

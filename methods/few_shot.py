@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch.nn.functional import normalize
 
 from icrbench.backbone import Backbone
 from icrbench.backbone.anatomy import Dimensions
-from icrbench.encoder import sentence_encoder
+from icrbench.encoder import by_similarity, sentence_encoder
 from icrbench.episodes import Episodes, Labelled, demonstration_tokens
 from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
 from icrbench.randomness import Randomness
@@ -42,8 +41,8 @@ class FewShotFitted(Fitted):
         if "demonstrations" in self.config:
             texts: list[str] = self.config["demonstrations"]
             return texts
-        vector = normalize(sentence_encoder(self.config["encoder"])([task.prompt(query)]), dim=1)[0]
-        order = torch.argsort(self.tensors["embeddings"] @ vector, descending=True, stable=True).tolist()
+        vector = sentence_encoder(self.config["encoder"])([task.prompt(query)])[0]
+        order, _ = by_similarity(self.tensors["embeddings"], vector)
         candidates = self.config["candidates"]
         # A query that also occurs among the candidates must not bring its own answer.
         others = [candidates[i]["text"] for i in order if candidates[i]["content"] != query.content_hash]

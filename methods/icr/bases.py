@@ -22,7 +22,7 @@ from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.attention import Position, queries_and_keys
 from icrbench.backbone.prefix import expanded, prefix_cache, shared_prefix
 from icrbench.demonstrations import balanced
-from icrbench.encoder import sentence_encoder
+from icrbench.encoder import by_similarity, sentence_encoder
 from icrbench.files import write_atomic
 from icrbench.method import Pool
 from icrbench.progress import bar
@@ -128,8 +128,7 @@ def _similar_sets(
     vectors = normalize(encode([pool.task.prompt(example) for example in pool.train]), dim=1)
     count = how.per_class * pool.task.max_options
     for query in queries:
-        similarity = vectors @ normalize(encode([pool.task.prompt(query)]), dim=1)[0]
-        nearest = torch.argsort(similarity, descending=True, stable=True).tolist()
+        nearest, _ = by_similarity(vectors, encode([pool.task.prompt(query)])[0])
         others = [pool.train[i] for i in nearest if pool.train[i].content_hash != query.content_hash]
         yield [query], [pool.task.demonstration(example) for example in others[:count]]
 
