@@ -6,12 +6,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from icr_setup import demo_test, pools
 from icrbench.backbone import Backbone, make_batch
-from icrbench.episodes import Labelled, Question, Questions
+from icrbench.episodes import Episode, Labelled, Question, Questions
 from icrbench.method import FitData, Fitted, make_method
 from icrbench.randomness import Randomness
 from icrbench.task import load_tasks
@@ -33,6 +34,20 @@ def fit(
     backbone = tiny_backbone("llama") if backbone is None else backbone
     data = FitData(pools(*names), target, Path("unused"))
     return make_method(name, settings).fit(backbone, data, Randomness(seed))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Episode]:
+    """The episodes a fit asks in context."""
+    found: list[Episode] = []
+    in_context = Questions.in_context
+
+    def noted(self: Questions, episodes: Sequence[Episode]) -> list[Question]:
+        found.extend(episodes)
+        return in_context(self, episodes)
+
+    monkeypatch.setattr(Questions, "in_context", noted)
+    return found
 
 
 def zero_shot_questions(backbone: Backbone, name: str = "sst2", count: int = 5) -> list[Question]:

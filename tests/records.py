@@ -3,10 +3,14 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from icrbench.store import CellRecord, Store
 
+N = 40  # examples of a cell that `fill` writes
 TASKS = {
     "sst2": ("SST-2", "id"),
     "trec": ("TREC", "id"),
@@ -109,3 +113,19 @@ def add(store: Store, task: str, label: str, seed: int | None, correct: Sequence
     made = record(task, label, seed, correct, **more)
     store.write(made, None if more.get("error") else rows(task, correct))
     return made["key"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty results folder."""
+    return Store(tmp_path / "results")
+
+
+def answers(n_correct: int, n: int = N) -> list[bool]:
+    return [number < n_correct for number in range(n)]
+
+
+def fill(store: Store, label: str, seed: int | None, counts: Sequence[int], **more: Any) -> None:
+    """Cells of the first tasks, with so many right answers of ``N`` each."""
+    for task, count in zip(TASKS, counts, strict=False):
+        add(store, task, label, seed, answers(count), **more)

@@ -1,6 +1,6 @@
 """Attention heads in float64 whose outputs a test writes down itself, from queries, logits and values in full."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache
 from typing import Any
@@ -10,8 +10,11 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
+from icrbench.episodes import Question
+from icrbench.method import Fitted
+from method_setup import logits
 from slow_attention import kv_heads, softmax_scale
-from tiny import LAYERS, tiny_model
+from tiny import LAYERS, tiny_backbone, tiny_model
 
 NAME = "slow_heads"
 
@@ -35,6 +38,15 @@ def slow_logits(family: str, tokens: list[int], heads: Heads = plain) -> Tensor:
             stack.callback(delattr, attention, "slow_heads")
         found: Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0]
     return found
+
+
+def assert_heads(family: str, fitted: Fitted, questions: Sequence[Question], heads: Heads) -> None:
+    """A method gives the logits of heads written out, whatever the padding."""
+    for padding in ("left", "right"):
+        found = logits(tiny_backbone(family), fitted, questions, padding)
+        for row, question in zip(found, questions, strict=True):
+            wanted = slow_logits(family, list(question.prompt.tokens), heads)[-1]
+            torch.testing.assert_close(row.double(), wanted, rtol=1e-3, atol=2e-3)
 
 
 @cache

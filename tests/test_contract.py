@@ -1,6 +1,9 @@
 """What every method keeps: one row a method in ``ROWS`` runs them all."""
 
+import atexit
 import hashlib
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -126,9 +129,9 @@ def test_every_method_has_a_row() -> None:
 
 @cache
 def workspace() -> Path:
-    import tempfile
-
-    return Path(tempfile.mkdtemp(prefix="icrbench-contract-"))
+    folder = Path(tempfile.mkdtemp(prefix="icrbench-contract-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def data_of(name: str, target: str | None = "sst2") -> FitData:

@@ -2,7 +2,6 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,25 +15,12 @@ from icrbench.report.leaderboard import Table, leaderboards
 from icrbench.report.page import examples
 from icrbench.report.render import grids
 from icrbench.store import Store
-from records import TASKS, add, record, rows
+from records import N, add, answers, fill, record, rows, store
 
-N = 40
+__all__ = ["store"]  # a fixture
+
 EVIL = "icr:domains=<script>alert(1)</script>\"&'"
 CSS = (Path(page.__file__).parent / "page.css").read_text()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "results")
-
-
-def answers(n_correct: int, n: int = N) -> list[bool]:
-    return [number < n_correct for number in range(n)]
-
-
-def fill(store: Store, label: str, seed: int | None, counts: Sequence[int], **more: object) -> None:
-    for task, count in zip(TASKS, counts, strict=False):
-        add(store, task, label, seed, answers(count), **more)
 
 
 class Page(HTMLParser):

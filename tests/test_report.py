@@ -3,7 +3,6 @@ import io
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,23 +15,9 @@ from icrbench.report.leaderboard import Row, Table, leaderboards
 from icrbench.report.notes import notes
 from icrbench.report.render import grids, latex, markdown, terminal
 from icrbench.store import Store
-from records import TASKS, add, record, rows
+from records import N, add, answers, fill, record, rows, store
 
-N = 40
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "results")
-
-
-def answers(n_correct: int, n: int = N) -> list[bool]:
-    return [number < n_correct for number in range(n)]
-
-
-def fill(store: Store, label: str, seed: int | None, counts: Sequence[int], **more: object) -> None:
-    for task, count in zip(TASKS, counts, strict=False):
-        add(store, task, label, seed, answers(count), **more)
+__all__ = ["store"]  # a fixture
 
 
 def only(store: Store) -> Table:

@@ -1,5 +1,4 @@
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,26 +13,14 @@ from icrbench.layer_vector import LayerVector
 from icrbench.methods.elicit import Elicit, ElicitFitted
 from icrbench.methods.task_vector import TaskVectorFitted
 from icrbench.task import load_tasks
-from method_setup import Slow, fit, logits, zero_shot_questions
+from method_setup import Slow, asked, fit, logits, zero_shot_questions
 from tiny import FAMILIES, LAYERS, tiny_backbone
+
+__all__ = ["asked"]  # a fixture
 
 families = pytest.mark.parametrize("family", FAMILIES)
 SMALL = {"prompts": 3, "shots": 3, "held_out": 4}
 TWO = {"names": ("sst2", "trec"), "target": None}
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Episode]:
-    """The episodes a fit asks in context."""
-    found: list[Episode] = []
-    in_context = Questions.in_context
-
-    def noted(self: Questions, episodes: Sequence[Episode]) -> list[Question]:
-        found.extend(episodes)
-        return in_context(self, episodes)
-
-    monkeypatch.setattr(Questions, "in_context", noted)
-    return found
 
 
 def with_config(fitted: ElicitFitted, **values: Any) -> ElicitFitted:

@@ -13,7 +13,7 @@ from icrbench.method import make_method
 from icrbench.methods.hificl import HiFICL, HiFICLFitted
 from method_setup import DOMAINS, DTYPES, fit, logits, zero_shot_questions
 from slow_attention import softmax_scale
-from slow_heads import slow_logits
+from slow_heads import assert_heads
 from tiny import FAMILIES, LAYERS, tiny_backbone
 
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -68,11 +68,7 @@ def test_it_is_attention_over_both_kinds_of_pairs(family: str, own: str) -> None
             return weights @ torch.cat([more.expand(len(values), -1, -1, -1), values], 2)
         return weights[..., : virtual.shape[-1]] @ more + scores.softmax(-1) @ values
 
-    for padding in ("left", "right"):
-        found = logits(backbone, fitted, questions, padding)
-        for row, question in zip(found, questions, strict=True):
-            wanted = slow_logits(family, list(question.prompt.tokens), heads)[-1]
-            torch.testing.assert_close(row.double(), wanted, rtol=1e-3, atol=2e-3)
+    assert_heads(family, fitted, questions, heads)
 
 
 @families

@@ -14,28 +14,16 @@ from icrbench.errors import UserError
 from icrbench.methods.iterative_vector import STRENGTHS, IterativeVector, IterativeVectorFitted
 from icrbench.scoring import ScoringOptions, score
 from icrbench.task import load_tasks
-from method_setup import Slow, fit, logits, zero_shot_questions
+from method_setup import Slow, asked, fit, logits, zero_shot_questions
 from tiny import FAMILIES, LAYERS, tiny_backbone, tokenizer
+
+__all__ = ["asked"]  # a fixture
 
 families = pytest.mark.parametrize("family", FAMILIES)
 SST2 = load_tasks()["sst2"]
 SMALL: dict[str, Any] = {"episodes": 4, "batch": 2, "held_out": 4, "strength": 0.5}
 FEW: dict[str, Any] = {**SMALL, "variant": "few_shot"}
 Vectors = dict[str, list[Tensor]]
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Episode]:
-    """The episodes a fit asks in context."""
-    found: list[Episode] = []
-    in_context = Questions.in_context
-
-    def noted(self: Questions, episodes: Sequence[Episode]) -> list[Question]:
-        found.extend(episodes)
-        return in_context(self, episodes)
-
-    monkeypatch.setattr(Questions, "in_context", noted)
-    return found
 
 
 def cues(tokens: Sequence[int]) -> list[int]:

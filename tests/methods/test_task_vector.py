@@ -14,7 +14,10 @@ from icrbench.methods.task_vector import TaskVector, TaskVectorFitted
 from icrbench.randomness import Randomness
 from icrbench.selection import accuracies
 from icrbench.task import load_tasks
+from method_setup import asked
 from tiny import FAMILIES, LAYERS, tiny_backbone
+
+__all__ = ["asked"]  # a fixture
 
 families = pytest.mark.parametrize("family", FAMILIES)
 SST2 = load_tasks()["sst2"]
@@ -73,18 +76,8 @@ def test_the_few_shot_state_of_the_same_query_gives_the_few_shot_logits_at_the_l
         assert not torch.allclose(logits(backbone, zero_shot, put_in(states[layer], layer)), wanted, atol=1e-2)
 
 
-def test_the_vector_is_the_mean_state_of_dummy_queries_after_the_same_demonstrations(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_vector_is_the_mean_state_of_dummy_queries_after_the_same_demonstrations(asked: list[Episode]) -> None:
     backbone = tiny_backbone("llama")
-    asked: list[Episode] = []
-    in_context = Questions.in_context
-
-    def noted(self: Questions, episodes: list[Episode]) -> list[Question]:
-        asked.extend(episodes)
-        return in_context(self, episodes)
-
-    monkeypatch.setattr(Questions, "in_context", noted)
     fitted = fit(dummies=3, layer=2)
     assert len(asked) == 3
     assert len({episode.demonstrations for episode in asked}) == 1
