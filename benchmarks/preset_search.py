@@ -40,7 +40,7 @@ def main() -> None:
     options.add_argument("--tasks", default="sst2,trec")
     options.add_argument("--preset", default="cpu", help="whose other sizes to take")
     options.add_argument("--held-out", type=int, default=100, help="rows of each train split")
-    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--seed", type=int, default=0, help="of the fits and of which rows are held out")
     asked = options.parse_args()
     if asked.data_dir is None:
         raise UserError("nothing can be chosen on the bundled rows: give --data-dir.")
