@@ -117,3 +117,12 @@ def test_a_model_is_picked(store: Store) -> None:
     fill(store, "icr", [0], 0.8)
     fill(store, "few_shot", [0], 0.8)
     assert len(compare_methods(store, "icr", "few_shot", "tiny")) == 1
+
+
+def test_a_form_of_our_own_says_so(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(store, "m2iv", [0], 0.8)
+    fill(store, "few_shot", [0], 0.8)
+    assert main(["compare", str(store.folder), "m2iv", "few_shot"]) == 0
+    text = capsys.readouterr().out
+    assert "A: M2IV-style, seeds 0." in text
+    assert "our own form after M2IV" in text

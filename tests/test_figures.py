@@ -2,7 +2,7 @@ import json
 import subprocess
 import sys
 import time
-from itertools import pairwise
+from itertools import combinations, pairwise, permutations
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ from scipy.stats import spearmanr
 
 from cli_setup import Commands, icrbench
 from icrbench.errors import UserError
+from icrbench.report import figures
 from icrbench.report.figures import accuracy, latency, routing, write_figures
 from icrbench.report.figures.accuracy import Point
 from icrbench.report.figures.sources import Routing, latencies, routings
-from icrbench.report.figures.style import spaced, styled
+from icrbench.report.figures.style import DOT, apart, spaced, styled
 from icrbench.report.leaderboard import AVERAGE, Table, leaderboards
-from icrbench.report.line import lines
 from icrbench.store import Store
 from records import add, record, rows
 
@@ -160,6 +160,14 @@ def test_alike_tasks_stand_together_and_a_constant_row_has_no_correlation() -> N
     assert routing.rank_correlation(pid)[0, 1] == -1
 
 
+def test_a_correlation_of_almost_nothing_has_no_sign() -> None:
+    ranks = np.arange(8.0)
+    almost = next(np.array(p) for p in permutations(ranks) if -0.05 < np.corrcoef(ranks, p)[0, 1] < 0)
+    found = Routing("tiny", "icr", 1, (5,), ("a", "b"), np.ones((2, 1)), np.ones((2, 1, 2)), np.stack([ranks, almost]))
+    figure = drawn(routing.pid_correlation, found)
+    assert [text.get_text() for text in figure.axes[1].texts] == ["1.0", "0.0", "0.0", "1.0"]
+
+
 def test_latency_draws_milliseconds_and_names_each_line(folder: Path) -> None:
     (found,) = latencies(folder)
     figure = drawn(latency.latency, found)
@@ -205,9 +213,52 @@ def test_frontier_is_what_nothing_cheaper_beats() -> None:
     assert [(one.cost, one.accuracy) for one in found] == sorted(wanted)
 
 
-def test_seeds_are_dots_and_intervals_bars(folder: Path, table: Table) -> None:
-    by_label = lines(table.group, Store(folder))
-    figure = accuracy.seeds(table, by_label)
+def zoo(folder: Path, count: int) -> Table:
+    """Methods with few different accuracies and prompts that are all alike but one."""
+    store = Store(folder)
+    for number, label in enumerate(["zero_shot", *(f"another_method_{number}" for number in range(1, count))]):
+        right = [index < 60 + number // 5 for index in range(200)]
+        made = record("sst2", label, None, right)
+        assert made["result"] is not None
+        made["result"].update(cached_parameters=number // 2 * 640, seconds_fit=27.0 if number else 0.0)
+        made["result"].update(fit_tokens=4500 * (1 + number % 2) if number else 0)
+        made["result"].update(prompt_tokens=200 * (9 if number == 1 else 1))
+        store.write(made, rows("sst2", right))
+    (table,) = leaderboards(store)
+    return table
+
+
+@pytest.mark.parametrize("count", [3, 17])
+def test_pareto_names_every_mark_beside_its_row_of_panels_and_hides_none(tmp_path: Path, count: int) -> None:
+    figure = drawn(accuracy.pareto, zoo(tmp_path, count))
+    assert [len(axes.texts) for axes in figure.axes] == [0, count, 0, count]
+    assert "Grey line, the Pareto frontier" in figure._supxlabel.get_text().replace("\n", " ")  # type: ignore[attr-defined]
+    point = figure.dpi / 72
+    for axes in figure.axes:
+        boxes = [text.get_window_extent() for text in axes.texts]
+        assert not [pair for pair in combinations(boxes, 2) if pair[0].overlaps(pair[1])]
+        assert all(0 <= box.x0 < box.x1 <= figure.bbox.x1 and 0 <= box.y0 < box.y1 <= figure.bbox.y1 for box in boxes)
+        ticks = [text.get_window_extent() for text in axes.get_xticklabels()]
+        assert len(ticks) > 1
+        assert not [pair for pair in combinations(ticks, 2) if pair[0].overlaps(pair[1])]
+        dots = axes.collections[-count:]
+        places = axes.transData.transform([dot.get_offsets()[0] for dot in dots])  # type: ignore[index]
+        assert min(np.hypot(*(one - other)) for one, other in combinations(places, 2)) > 0.7 * DOT * point
+        shapes = [np.asarray(dot.get_paths()[0].vertices).tobytes() for dot in dots]
+        colours = [tuple(dot.get_facecolors()[0]) for dot in dots]  # type: ignore[attr-defined]
+        assert len(set(zip(shapes, colours, strict=True))) == count
+
+
+def test_marks_move_only_where_they_hide_each_other() -> None:
+    free = [(0.0, 0.0), (10.0, 0.0), (0.0, 7.0)]
+    assert apart(free, 4.0) == free
+    moved = apart([(5.0, 1.0)] * 4, 4.0)
+    assert all(y == 1.0 for _, y in moved)
+    assert sorted(x for x, _ in moved) == [1.0, 5.0, 9.0, 13.0]
+
+
+def test_seeds_are_dots_and_intervals_bars(table: Table) -> None:
+    figure = accuracy.seeds(table)
     assert figure is not None
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["Average", "ID", "Near OOD", "Far OOD"]
     first = figure.axes[0]
@@ -231,6 +282,23 @@ def test_labels_keep_their_distance() -> None:
     ordered = sorted(placed)
     assert all(high - low >= 0.1 - 1e-9 for low, high in pairwise(ordered))
     assert max(placed) <= 1
+    assert spaced([0.5, 0.52, 0.9], 0.1) == pytest.approx([0.46, 0.56, 0.9])  # both move, and no more than they must
+    assert spaced([0.2, 0.3, 0.4], 0.6) == pytest.approx([-0.1, 0.5, 1.1])  # no room
+
+
+def test_figures_read_each_cells_answers_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    answers = Store.answers
+
+    def counted(store: Store, own: Any) -> Any:
+        read.append(own["key"])
+        return answers(store, own)
+
+    monkeypatch.setattr(Store, "answers", counted)
+    monkeypatch.setattr(figures, "save", lambda figure, path: None)  # what is read is read before
+    write_figures(folder, tmp_path / "out")
+    assert read
+    assert len(read) == len(set(read))
 
 
 def test_the_same_results_give_the_same_bytes(folder: Path, tmp_path: Path) -> None:

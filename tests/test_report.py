@@ -10,7 +10,8 @@ import pytest
 
 from icrbench import stats
 from icrbench.errors import UserError
-from icrbench.report import print_report, write_report
+from icrbench.report import print_report, render, write_report
+from icrbench.report.latex import PREAMBLE
 from icrbench.report.leaderboard import Row, Table, leaderboards
 from icrbench.report.notes import notes
 from icrbench.report.render import grids, latex, markdown, terminal
@@ -274,7 +275,7 @@ def test_files(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_latex_is_balanced_and_escaped(store: Store) -> None:
     fill(store, "few_shot:shots=10", 0, [20, 16, 22, 12])
-    text = latex(leaderboards(store))
+    text = latex(leaderboards(store)).removeprefix(PREAMBLE)
     body = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
     assert body.count("{") - body.count(r"\{") == body.count("}") - body.count(r"\}")
     assert r"few\_shot:shots=10 & 45.0" in body
@@ -290,6 +291,31 @@ def test_latex_is_balanced_and_escaped(store: Store) -> None:
 def test_terminal_fits(store: Store) -> None:
     text = re.sub(r"\033\[\dm", "", terminal([full(store)]))
     assert max(len(line) for line in text.splitlines()) <= 120
+
+
+def test_seventeen_methods_fit_a_terminal(store: Store) -> None:
+    for number in range(17):
+        for seed in range(2):
+            fill(store, f"another_method_{number}" if number else "zero_shot", seed, [20 + seed, 16, 22, 12])
+    text = re.sub(r"\033\[\dm", "", terminal([only(store)]))
+    assert max(len(line) for line in text.splitlines()) <= 110
+    assert len(re.findall("^another_method_16 ", text, re.MULTILINE)) == 2  # averages, tasks
+
+
+def test_a_form_of_our_own_says_so_wherever_people_read(store: Store) -> None:
+    fill(store, "zero_shot", None, [20, 16, 22, 12])
+    fill(store, "icr", 0, [30, 20, 30, 20])
+    words = "our own form after M2IV"
+    tables = leaderboards(store)
+    assert not [text for text in (markdown(tables), latex(tables), terminal(tables)) if words in text]
+    fill(store, "m2iv:rank=4", 0, [30, 20, 30, 20], truncated=3)
+    tables = leaderboards(store)
+    for text in (markdown(tables), latex(tables), terminal(tables)):
+        assert words in text
+        assert "M2IV-style:rank=4" in text
+        assert "m2iv" not in text
+    labels = {line["method"] for line in csv.DictReader(io.StringIO(render.csv(tables)))}
+    assert labels == {"zero_shot", "icr", "m2iv:rank=4"}
 
 
 def test_markdown_labels_with_bars(store: Store) -> None:

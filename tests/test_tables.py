@@ -17,14 +17,16 @@ from icrbench.errors import UserError
 from icrbench.experiments import experiments
 from icrbench.method import make_method
 from icrbench.presets import preset
+from icrbench.report.latex import escape_latex
 from icrbench.report.leaderboard import PAPER, leaderboards
-from icrbench.report.render import escape_latex, latex
+from icrbench.report.render import latex
 from icrbench.report.tables import write_tables
 from icrbench.store import Store
 from icrbench.task import load_tasks
 from records import TASKS, add
 
 N = 40
+FLOAT = r"\scriptsize\setlength{\tabcolsep}{2.5pt}"
 ICR = make_method("icr", preset("cpu").methods["icr"]).hyperparameters()
 
 
@@ -218,6 +220,17 @@ def test_the_papers_own_model_is_compared_with_itself_alone(store: Store) -> Non
     assert "The models differ" not in text
 
 
+def test_every_block_with_a_form_of_our_own_says_so_once(store: Store) -> None:
+    fill(store, "zero_shot", 20)
+    fill(store, "icr", 30)
+    for name, text in tables(store, "main,cost,parameters,pids", compare=True).items():
+        if name.endswith(".md"):
+            blocks = text.split("\n## ")[1:]
+            assert [block.count("our own form after M2IV") for block in blocks] == [int("pids" not in name)] * len(
+                blocks
+            )
+
+
 def test_a_table_that_the_paper_does_not_have_is_not_compared(store: Store) -> None:
     fill(store, "icr", 30)
     assert set(tables(store, "ranks", compare=True)) == {"ranks.md", "ranks.csv", "ranks.tex"}
@@ -340,6 +353,28 @@ def test_latex_compiles(store: Store, tmp_path: Path, packages: str) -> None:
     assert "Float too large" not in log
     wide = [float(points) for points in re.findall(r"Overfull \\hbox \(([\d.]+)pt too wide\) in paragraph", log)]
     assert not [points for points in wide if points > 20]
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex (Debian: texlive-latex-recommended)")
+def test_seventeen_methods_fit_the_page(store: Store, tmp_path: Path) -> None:
+    labels = ["zero_shot", "few_shot", "icr", "i2cl", "m2iv", "live", *(f"another_method_{n}" for n in range(11))]
+    for place, label in enumerate(labels):
+        for seed in range(2):
+            fill(store, label, 20 + (place + seed) % 9, seed=seed)
+    files = [
+        path for path in write_tables(store.folder, store.folder, "main", [], compare=True) if path.suffix == ".tex"
+    ]
+    (tmp_path / "leaderboard.tex").write_text(latex(leaderboards(store)))
+    log = compiled(tmp_path, [*files, tmp_path / "leaderboard.tex"], "booktabs")
+    assert "Overfull" not in log
+    assert "Float too large" not in log
+    made = "\n".join(path.read_text() for path in (*files, tmp_path / "leaderboard.tex"))
+    tabulars = re.findall(r"\\begin\{tabular\}.*?\\end\{tabular\}", made, re.DOTALL)
+    measured = "\n".join(rf"\sbox0{{{FLOAT}{tabular}}}\typeout{{WIDTH \the\wd0}}" for tabular in tabulars)
+    (tmp_path / "measured.tex").write_text(measured)
+    widths = re.findall(r"WIDTH ([\d.]+)pt", compiled(tmp_path, [tmp_path / "measured.tex"], "booktabs"))
+    assert len(widths) == len(tabulars)
+    assert max(map(float, widths)) <= 345  # as they are, without being scaled
 
 
 def test_no_text_escapes_escaping() -> None:

@@ -1,6 +1,5 @@
 """Two methods of a results folder against each other, task by task, on the same examples."""
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +8,20 @@ import numpy as np
 
 from icrbench import stats
 from icrbench.errors import UserError, unknown
+from icrbench.report.grid import Entry, Grid
 from icrbench.report.groups import Group, comparable_groups
 from icrbench.report.leaderboard import task_columns
 from icrbench.report.line import Line, lines
+from icrbench.report.names import display_name, form_notes
 from icrbench.report.numbers import probability, signed, signed_interval
-from icrbench.report.render import Entry, Grid, escape_markdown, markdown_grid, terminal_grid, terminal_title
+from icrbench.report.render import (
+    escape_markdown,
+    markdown_grid,
+    markdown_notes,
+    terminal_grid,
+    terminal_notes,
+    terminal_title,
+)
 from icrbench.store import Store
 
 
@@ -133,10 +141,10 @@ def print_comparison(folder: Path, first: str, second: str, model: str | None, *
         title, grid = comparison.group.title, _grid(comparison)
         if terminal:
             print("\n\n".join([terminal_title(title), terminal_grid(grid)]))
-            print("\n".join(textwrap.fill(note, 110, subsequent_indent="  ") for note in _notes(comparison)) + "\n")
+            print(terminal_notes(_notes(comparison)) + "\n")
         else:
             print("\n\n".join([f"## {escape_markdown(title)}", markdown_grid(grid, code=False)]) + "\n")
-            print("\n".join(f"- {escape_markdown(note)}" for note in _notes(comparison)) + "\n")
+            print("\n\n".join(markdown_notes(_notes(comparison))) + "\n")
 
 
 def _grid(comparison: MethodComparison) -> Grid:
@@ -175,7 +183,9 @@ def _count(number: float) -> str:
 def _notes(comparison: MethodComparison) -> list[str]:
     (first, second), (own, other) = comparison.labels, comparison.seeds
     several = max(len(own), len(other)) > 1
-    lines = [f"A: {first}, seeds {_listed(own)}. B: {second}, seeds {_listed(other)}."]
+    named = display_name(first), display_name(second)
+    lines = [f"A: {named[0]}, seeds {_listed(own)}. B: {named[1]}, seeds {_listed(other)}."]
+    lines += form_notes(comparison.labels)
     lines.append(
         "A − B in points with its 95 % interval: over new examples and new seeds (t, two-way analysis of variance)."
         if several

@@ -32,7 +32,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Score:
-    """One entry of the table. Accuracies are fractions; the last seven fields are None unless known.
+    """One entry of the table. Accuracies are fractions; what is not known is None or empty.
 
     ``partial``: some seeds of the row are missing on this task; the numbers are over those found.
     An average is ``ok`` or ``missing``.
@@ -43,6 +43,8 @@ class Score:
     errors: tuple[str, ...] = ()
     rows: int | None = None
     mean: float | None = None
+    by_seed: tuple[float, ...] = ()
+    """The accuracy of each seed, in the order of the row's seeds."""
     std: float | None = None
     """Sample standard deviation over seeds."""
     interval: stats.Interval | None = None
@@ -184,6 +186,7 @@ def _measured(line: Line, status: Literal["ok", "partial"], tasks: Sequence[str]
         len(by_seed),
         rows=sum(task.n for task in known),
         mean=mean,
+        by_seed=tuple(by_seed),
         std=(squares / (len(by_seed) - 1)) ** 0.5 if len(by_seed) > 1 else None,
         interval=stats.interval(known),
         spread=stats.spread(known),

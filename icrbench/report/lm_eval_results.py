@@ -12,8 +12,10 @@ from typing import Any
 import pandas as pd
 
 from icrbench.errors import UserError
+from icrbench.report.grid import Entry, Grid
+from icrbench.report.names import display_name, form_notes
 from icrbench.report.numbers import MISSING
-from icrbench.report.render import Entry, Grid, markdown_grid, terminal_grid, terminal_title
+from icrbench.report.render import markdown_grid, markdown_notes, terminal_grid, terminal_notes, terminal_title
 from icrbench.store import FOLDERS
 
 
@@ -93,7 +95,7 @@ def labels(values: Sequence[Value]) -> dict[str, str]:
     order = sorted(names, key=lambda identity: (names[identity] != "zero_shot", names[identity], identity))
     several = Counter(names.values())
     return {
-        identity: names[identity] if several[names[identity]] == 1 else f"{names[identity]} {identity[:6]}"
+        identity: display_name(names[identity]) + ("" if several[names[identity]] == 1 else f" {identity[:6]}")
         for identity in order
     }
 
@@ -133,7 +135,7 @@ def markdown(values: Sequence[Value]) -> str:
     """One table a model, as GitHub Markdown; empty without values."""
     parts = []
     for grid, notes in tables(values):
-        parts += [f"## {grid.title}", markdown_grid(grid), "\n".join(f"- {note}" for note in notes)]
+        parts += [f"## {grid.title}", markdown_grid(grid), *markdown_notes(notes)]
     return "".join(f"{part}\n\n" for part in parts)
 
 
@@ -141,7 +143,7 @@ def terminal(values: Sequence[Value]) -> str:
     """The same for a terminal."""
     parts = []
     for grid, notes in tables(values):
-        parts += [terminal_title(grid.title), terminal_grid(grid), "\n".join(notes)]
+        parts += [terminal_title(grid.title), terminal_grid(grid), terminal_notes(notes)]
     return "".join(f"{part}\n\n" for part in parts)
 
 
@@ -171,6 +173,7 @@ def tables(values: Sequence[Value]) -> list[tuple[Grid, list[str]]]:
         grid = Grid(title, ("task", "metric", "shots", "rows", *titles.values()), tuple(rows))
         fits = {value.identity: value.artefact for value in own}
         notes = [f"{titles[one]}: identity {one}, fit {fits[one]}" for one in titles]
+        notes += form_notes(value.method for value in own)
         made.append((grid, ["±: lm-eval's standard error; ↓: lower is better.", *notes]))
     return made
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from icrbench.report.leaderboard import AVERAGE, Row, Table
+from icrbench.report.names import display_name, form_notes
 from icrbench.store import CellRecord
 
 
@@ -22,7 +23,7 @@ def notes(table: Table) -> list[str]:
     """The footnotes, one sentence or two each, without markup."""
     lines = [_data_note(table), _reading_note(table)]
     lines += [_test_note()] if any(row.scores[AVERAGE].versus for row in table.rows) else []
-    lines += [_seed_note(table.rows)]
+    lines += [_seed_note(table.rows), *form_notes(row.label for row in table.rows)]
     statuses = {score.status for row in table.rows for score in row.scores.values()}
     if "missing" in statuses or "failed" in statuses:
         lines.append("—: not run. An average needs all its tasks with all seeds, otherwise it is left empty.")
@@ -100,7 +101,7 @@ def _test_note() -> str:
 
 
 def _seed_note(rows: Iterable[Row]) -> str:
-    return "Seeds: " + ", ".join(f"{row.label} {row.seeds}" for row in rows if row.seeds) + "."
+    return "Seeds: " + ", ".join(f"{display_name(row.label)} {row.seeds}" for row in rows if row.seeds) + "."
 
 
 def overlap(records: list[CellRecord], clean: bool) -> list[str]:
@@ -122,7 +123,7 @@ def _truncated(table: Table) -> list[str]:
     for label, record in table.group.records:
         result = record["result"]
         if result and result["truncated"]:
-            count = counts.setdefault(f"{label} on {record['cell']['task']}", [0, 0])
+            count = counts.setdefault(f"{display_name(label)} on {record['cell']['task']}", [0, 0])
             count[0] += result["truncated"]
             count[1] += result["n"]
     listed = ", ".join(f"{where} {cut:,} of {n:,}" for where, (cut, n) in sorted(counts.items()))

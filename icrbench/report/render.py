@@ -6,37 +6,23 @@ renderers only differ in how they write a grid.
 """
 
 import textwrap
-import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pandas as pd
 from tabulate import tabulate
 
 from icrbench.report.costs import COST_NOTE, COSTS, cached, cost_text, costs, spread
+from icrbench.report.grid import Entry, Grid, blocks
+from icrbench.report.latex import PREAMBLE, escape_latex, floats, latex_sentence
 from icrbench.report.leaderboard import AVERAGE, Column, Row, Score, Table
+from icrbench.report.names import display_name
 from icrbench.report.notes import failures, notes, provenance
 from icrbench.report.numbers import MISSING, probability, signed, signed_interval
 
+TERMINAL = 110  # characters of a line
 _BOLD = "\033[1m{}\033[0m"
 _TERMINAL = ("{}", _BOLD, "\033[4m{}\033[0m")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One field of a grid: its text, and 1 (best), 2 (second best) or 0."""
-
-    text: str
-    rank: int = 0
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table of text; the first column holds method labels."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[Entry, ...], ...]
 
 
 def grids(table: Table) -> list[Grid]:
@@ -46,7 +32,7 @@ def grids(table: Table) -> list[Grid]:
     numbers = failures(table)
     summary = tuple(
         (
-            Entry(row.label),
+            Entry(display_name(row.label)),
             *(Entry(accuracy(row, column, numbers), table.rank(column.name, row)) for column in averages),
             Entry("" if row.collapse is None else str(row.collapse)),
             Entry(_versus(row.scores[AVERAGE])),
@@ -55,13 +41,16 @@ def grids(table: Table) -> list[Grid]:
     )
     by_task = tuple(
         (
-            Entry(row.label),
+            Entry(display_name(row.label)),
             *(Entry(accuracy(row, column, numbers), table.rank(column.name, row)) for column in tasks),
         )
         for row in table.rows
     )
     intervals = tuple(
-        (Entry(row.label), *(Entry(_interval(row.scores[column.name])) for column in (*tasks, averages[-1])))
+        (
+            Entry(display_name(row.label)),
+            *(Entry(_interval(row.scores[column.name])) for column in (*tasks, averages[-1])),
+        )
         for row in table.rows
     )
     names = tuple(column.name for column in tasks)
@@ -82,7 +71,7 @@ def cost_grid(table: Table) -> Grid:
         found = costs(own)
         rows.append(
             (
-                Entry(row.label),
+                Entry(display_name(row.label)),
                 Entry(spread(numbers)),
                 Entry(formula or MISSING),
                 *(Entry(cost_text(name, found[name])) for name in COSTS),
@@ -98,29 +87,19 @@ def markdown(tables: Sequence[Table]) -> str:
         parts.append(f"## {table.group.title}")
         for grid in [*grids(table), cost_grid(table)]:
             parts += [f"### {grid.title}", markdown_grid(grid)]
-        parts.append("\n".join(f"- {escape_markdown(note)}" for note in [*notes(table), COST_NOTE]))
-        origin = [f"- {name}: {escape_markdown(value)}" for name, value in provenance(table)]
-        parts += ["### Provenance", "\n".join(origin)]
+        parts += markdown_notes([*notes(table), COST_NOTE], provenance(table))
     return "\n\n".join(parts) + "\n"
 
 
 def latex(tables: Sequence[Table]) -> str:
-    r"""All tables as LaTeX floats; the document needs ``\usepackage{booktabs}`` and nothing else."""
-    parts = []
+    r"""All tables as LaTeX floats, each followed by its notes; the document needs ``\usepackage{booktabs}``."""
+    parts = [PREAMBLE]
     for table in tables:
-        comments = [f"% {table.group.title}", *(f"% {name}: {value}" for name, value in provenance(table))]
-        averages, by_task, intervals = grids(table)
-        blocks = [latex_grid(grid) for grid in (averages, _transposed(by_task), _transposed(intervals))]
-        caption = " ".join(escape_latex(note if note.endswith(".") else note + ".") for note in notes(table))
-        parts += [
-            *comments,
-            r"\begin{table*}[p]",
-            r"\centering\scriptsize\setlength{\tabcolsep}{2.5pt}",
-            "\n\\par\\medskip\n".join(blocks),
-            rf"\caption{{{escape_latex(table.group.title)}. {caption}}}",
-            r"\end{table*}",
-            "",
-        ]
+        parts += [f"% {table.group.title}", *(f"% {name}: {value}" for name, value in provenance(table))]
+        for grid in grids(table):
+            parts += floats(grid, f"{escape_latex(table.group.title)}. {escape_latex(grid.title)}")
+        words = " ".join(map(latex_sentence, notes(table)))
+        parts += [rf"{{\scriptsize\sloppy\noindent {escape_latex(table.group.title)}. {words}\par}}", ""]
     return "\n".join(parts)
 
 
@@ -145,12 +124,13 @@ def csv(tables: Sequence[Table]) -> str:
 
 
 def terminal(tables: Sequence[Table]) -> str:
-    """Averages, accuracies and footnotes with the marks of a terminal; methods stand side by side by task."""
+    """Averages, accuracies and footnotes with the marks of a terminal."""
     parts = []
     for table in tables:
         averages, by_task, _ = grids(table)
-        parts += [terminal_title(table.group.title), terminal_grid(averages), terminal_grid(_transposed(by_task))]
-        parts.append("\n".join(textwrap.fill(note, 110, subsequent_indent="  ") for note in notes(table)))
+        parts.append(terminal_title(table.group.title))
+        parts += [terminal_grid(part) for grid in (averages, by_task) for part in blocks(grid, TERMINAL)]
+        parts.append(terminal_notes(notes(table)))
     return "\n\n".join(parts) + "\n"
 
 
@@ -220,6 +200,11 @@ def terminal_grid(grid: Grid) -> str:
     return _plain(grid, _TERMINAL, "simple")
 
 
+def terminal_notes(lines: Sequence[str]) -> str:
+    """Footnotes, broken at the end of the line."""
+    return "\n".join(textwrap.fill(line, TERMINAL, subsequent_indent="  ") for line in lines)
+
+
 def markdown_grid(grid: Grid, *, code: bool = True) -> str:
     """One grid as a table of GitHub Markdown; the first column is code (labels), or plain text."""
     names = [f"`{row[0].text}`" if code else escape_markdown(row[0].text) for row in grid.rows]
@@ -227,80 +212,13 @@ def markdown_grid(grid: Grid, *, code: bool = True) -> str:
     return _plain(replace(grid, rows=named), ("{}", "**{}**", "<u>{}</u>"), "pipe")
 
 
-def _transposed(grid: Grid) -> Grid:
-    """Tasks as rows, methods as columns: twelve columns do not fit a terminal or a page of text."""
-    header = ("task", *(row[0].text for row in grid.rows))
-    columns = zip(*(row[1:] for row in grid.rows), strict=True)
-    rows = tuple((Entry(name), *column) for name, column in zip(grid.header[1:], columns, strict=True))
-    return Grid(grid.title, header, rows)
-
-
-def latex_grid(grid: Grid) -> str:
-    """One grid as a ``tabular`` with the rules of booktabs."""
-    marks = ("{}", r"\textbf{{{}}}", r"\underline{{{}}}")
-    lines = [rf"\begin{{tabular}}{{l{'r' * (len(grid.header) - 1)}}}", r"\toprule"]
-    lines += [" & ".join(map(escape_latex, grid.header)) + r" \\", r"\midrule"]
-    for row in grid.rows:
-        fields = [marks[entry.rank].format(escape_latex(entry.text)) for entry in row]
-        lines.append(" & ".join(fields) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
-
-
-_LATEX = {
-    **{character: f"\\{character}" for character in "%_&#${}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": "$<$",
-    ">": "$>$",
-    "|": "$|$",
-    "[": "{[}",  # a line of a table that begins with a bracket would be read as an argument of the one before
-    "]": "{]}",
-    "*": "{*}",
-    '"': "''",
-    "—": "---",
-    "–": "--",
-    "−": "$-$",
-    "±": r"$\pm$",
-    "·": r"$\cdot$",
-    "×": r"$\times$",
-    "≤": r"$\leq$",
-    "≥": r"$\geq$",
-    "→": r"$\rightarrow$",
-    "↓": r"$\downarrow$",
-    "↑": r"$\uparrow$",
-    "†": r"$\dagger$",
-    "α": r"$\alpha$",
-    "γ": r"$\gamma$",
-    "…": r"\dots{}",
-    "‘": "`",
-    "’": "'",
-    "“": "``",
-    "”": "''",
-    "␣": r"\textvisiblespace{}",
-    "▁": r"\textvisiblespace{}",
-    "\N{WORD JOINER}": "{}",
-}
-_ACCENTS = {"\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0308": '"', "\u030c": "v", "\u0327": "c"}
+def markdown_notes(lines: Sequence[str], origin: Sequence[tuple[str, str]] = ()) -> list[str]:
+    """What stands below a table: footnotes, and what made its numbers under a heading of their own."""
+    parts = ["\n".join(f"- {escape_markdown(line)}" for line in lines)]
+    made = [f"- {name}: {escape_markdown(value)}" for name, value in origin]
+    return parts + (["### Provenance", "\n".join(made)] if made else [])
 
 
 def escape_markdown(text: str) -> str:
     """Keep what an error message holds from being read as markup."""
     return "".join({"<": "&lt;"}.get(c, f"\\{c}" if c in "\\*`[]" else c) for c in text)
-
-
-def escape_latex(text: str) -> str:
-    """Any text for LaTeX with its default fonts; a sign they lack is written as its number."""
-    apart = text.replace("--", "-\N{WORD JOINER}-").replace("--", "-\N{WORD JOINER}-")  # else a dash is drawn
-    return "".join(_LATEX.get(character) or _latex_character(character) for character in apart)
-
-
-def _latex_character(character: str) -> str:
-    if character.isspace() or not character.isprintable():
-        return " "
-    if character.isascii():
-        return character
-    apart = unicodedata.normalize("NFD", character)
-    if len(apart) == 2 and apart[0].isascii() and apart[1] in _ACCENTS:
-        return rf"\{_ACCENTS[apart[1]]}{{{apart[0]}}}"
-    return rf"\texttt{{U+{ord(character):04X}}}"

@@ -13,7 +13,6 @@ from icrbench.report.figures.sources import Routing, latencies, routings
 from icrbench.report.figures.style import ENDINGS, save, styled
 from icrbench.report.groups import Group
 from icrbench.report.leaderboard import leaderboards
-from icrbench.report.line import lines
 from icrbench.store import Store
 
 _ROUTING: dict[str, Callable[[Routing], Figure]] = {
@@ -71,14 +70,13 @@ def _figures(folder: Path) -> dict[str, tuple[list[tuple[str, Figure]], str]]:
     }
     timed = [(own.model, latency.latency(own)) for own in latencies(folder)]
     found["latency"] = (timed, f"{analyse} makes it")
-    store = Store(folder)
-    tables = leaderboards(store) if any((folder / "cells").glob("*.json")) else []
+    tables = leaderboards(Store(folder)) if any((folder / "cells").glob("*.json")) else []
     costs: list[tuple[str, Figure]] = []
     chances: list[tuple[str, Figure]] = []
     for table in tables:
         for drawn, figure in (
             (costs, accuracy.pareto(table)),
-            (chances, accuracy.seeds(table, lines(table.group, store))),
+            (chances, accuracy.seeds(table)),
         ):
             if figure is not None:
                 drawn.append((_short(table.group), figure))

@@ -1,8 +1,8 @@
 """Accuracy from the stored results: against what it costs, and how much of it is chance."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import mean
 from typing import Any
 
@@ -10,9 +10,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from icrbench.report.figures.style import GREY, MARKERS, PALETTE, headline, label_points, new_figure, short
-from icrbench.report.leaderboard import AVERAGE, Column, Table
-from icrbench.report.line import Line
+from icrbench.report.figures.style import (
+    DOT,
+    GREY,
+    LINE,
+    PALETTE,
+    WIDE,
+    WIDTH,
+    apart,
+    dot,
+    headline,
+    label_ends,
+    mark,
+    new_figure,
+    short,
+)
+from icrbench.report.leaderboard import AVERAGE, Column, Score, Table
 from icrbench.report.names import display_name
 from icrbench.store import CellRecord
 
@@ -55,51 +68,54 @@ def frontier(found: list[Point]) -> list[Point]:
 
 
 def pareto(table: Table) -> Figure | None:
-    """Average accuracy against each cost that differs between the methods; None where no method has an average."""
+    """Average accuracy against each cost that differs between the methods; None where no method has an average.
+
+    Panels share the accuracy axis, so one column of labels beside a row of panels names the points of all of them.
+    """
     panels = {name: points(table, cost) for name, cost in _COSTS.items()}
     panels = {name: found for name, found in panels.items() if found}
     differing = {name: found for name, found in panels.items() if len({point.cost for point in found}) > 1}
     panels = differing or dict(list(panels.items())[:1])
     if not panels:
         return None
-    figure = new_figure(0.6 + 1.6 * len(panels))
-    color = {row.label: PALETTE[place % len(PALETTE)] for place, row in enumerate(table.rows)}
-    marker = {row.label: MARKERS[place % len(MARKERS)] for place, row in enumerate(table.rows)}
-    drawn = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-    labels = []
-    for axes, (name, found) in zip(drawn, panels.items(), strict=True):
-        place = _cost_axis(axes, [point.cost for point in found])
-        best = frontier(found)
-        axes.step(
-            [place(point.cost) for point in best],
-            [point.accuracy for point in best],
-            where="post",
-            color=GREY,
-            linewidth=0.8,
-            zorder=1,
-        )
-        for point in found:
-            axes.scatter(
-                [place(point.cost)], [point.accuracy], s=18, color=color[point.label], marker=marker[point.label]
-            )
-        axes.set_xlabel(name)
-        axes.margins(y=0.22)
-        axes.autoscale_view(scalex=False)
-        steps = [(place(point.cost), point.accuracy) for point in best]
-        corners = [corner for one, other in pairwise(steps) for corner in (one, (other[0], one[1]), other)]
-        labels.append(
-            (axes, corners, [(display_name(p.label), place(p.cost), p.accuracy, color[p.label]) for p in found])
-        )
+    marks = {row.label: mark(place) for place, row in enumerate(table.rows)}
+    known = {point.label: point.accuracy for found in panels.values() for point in found}
+    across = 2 if len(panels) == 4 else len(panels)
+    down = len(panels) // across
+    figure = new_figure(0.55 + down * (0.45 + max(1.2, LINE * (len(known) + 1))), WIDE if across > 1 else WIDTH)
+    grid = figure.subplots(down, across, squeeze=False, sharey=True)
     out = [display_name(row.label) for row in table.rows if row.scores[AVERAGE].mean is None]
     left_out = f" Without an average, left out: {', '.join(out)}." if out else ""
     headline(
         figure,
         "Accuracy against cost",
-        f"{table.group.title}. Grey: nothing at most as dear is more accurate.{left_out}",
+        f"{table.group.title}. Grey line, the Pareto frontier: methods on it are more accurate than every other that"
+        f" costs as much or less. Marks that would hide each other are moved sideways.{left_out}",
     )
-    figure.supylabel("average accuracy, %", fontsize=7)
-    for axes, corners, named in labels:
-        label_points(axes, named, corners)
+    low, high = min(known.values()), max(known.values())
+    margin = 0.06 * (high - low) or 1.0
+    grid[0, 0].set_ylim(low - margin, high + margin)
+    placed = []
+    for axes, (name, found) in zip(grid.flat, panels.items(), strict=True):
+        place = _cost_axis(axes, [point.cost for point in found])
+        best = frontier(found)
+        at, steps = [place(point.cost) for point in best], [point.accuracy for point in best]
+        axes.step(at, steps, where="post", color=GREY, linewidth=0.8, zorder=1)
+        axes.grid(axis="y", color="#e5e5e5", linewidth=0.5)
+        axes.set_axisbelow(True)
+        axes.set_xlabel(name)
+        placed.append((axes, [(point.label, place(point.cost), point.accuracy) for point in found]))
+    for row in grid:
+        row[0].set_ylabel("average accuracy, %")
+        figure.draw_without_rendering()  # settles the height of the panels, on which the labels' places depend
+        edge = row[-1].get_xlim()[1]
+        label_ends(row[-1], [(display_name(label), edge, value, marks[label]) for label, value in known.items()])
+    figure.draw_without_rendering()  # settles their width, on which hiding depends
+    for axes, named in placed:
+        pixels = [(float(x), float(y)) for x, y in axes.transData.transform([place for _, *place in named])]
+        moved = axes.transData.inverted().transform(apart(pixels, 0.75 * DOT * figure.dpi / 72))
+        for (label, _, value), (x, _) in zip(named, moved, strict=True):
+            dot(axes, float(x), value, marks[label], zorder=3)
     return figure
 
 
@@ -111,9 +127,12 @@ def _cost_axis(axes: Axes, costs: list[float]) -> Callable[[float], float]:
     zero = min(positive) / 8
     axes.set_xscale("log")
     low = zero if min(costs) <= 0 else min(positive)
-    axes.set_xlim(low / 2, max(positive) * 4)
-    decades = [10.0**power for power in range(-2, 13) if min(positive) / 3 <= 10.0**power <= max(positive) * 4]
-    ticks = decades if len(decades) > 1 else sorted({min(positive), max(positive)})
+    axes.set_xlim(low / 2, max(positive) * 2)
+    ticks: list[float] = []
+    for steps in ((1,), (1, 3), (1, 2, 5)):  # what of each power of ten; more, where there would be no scale to read
+        if len(ticks) < 2:
+            round_numbers = [step * 10.0**power for power in range(-3, 13) for step in steps]
+            ticks = [number for number in round_numbers if min(positive) / 2 <= number <= max(positive) * 2]
     if min(costs) <= 0:
         ticks = [zero, *ticks]
     axes.set_xticks(ticks, ["0" if tick == zero and min(costs) <= 0 else short(tick) for tick in ticks])
@@ -121,36 +140,35 @@ def _cost_axis(axes: Axes, costs: list[float]) -> Callable[[float], float]:
     return lambda cost: cost if cost > 0 else zero
 
 
-def seed_values(line: Line, column: Column) -> list[float]:
-    """The accuracy of each seed in per cent, averaged over the column's tasks; empty where cells are missing."""
-    if not line.complete(*column.tasks):
-        return []
-    by_task = [line.moments(task).by_seed for task in column.tasks]
-    return [100 * mean(of_seed) for of_seed in zip(*by_task, strict=True)]
-
-
-def seeds(table: Table, by_label: dict[str, Line]) -> Figure | None:
+def seeds(table: Table) -> Figure | None:
     """Every seed of every method as a dot, with the interval over seeds and examples; one panel an average.
 
     Without any average the panels are the tasks; None where nothing is complete.
     """
     averages = [column for column in (table.columns[-1], *table.columns[:-1]) if column.is_average]
-    columns = [column for column in averages if _shown(table, by_label, column)]
-    columns = columns or [column for column in table.columns if _shown(table, by_label, column)]
+    columns = [column for column in averages if _shown(table, column)]
+    columns = columns or [column for column in table.columns if _shown(table, column)]
     if not columns:
         return None
-    figure = new_figure(0.55 + len(columns) * (0.4 + 0.17 * len(table.rows)))
-    drawn = figure.subplots(len(columns), 1, squeeze=False, sharex=True)[:, 0]
-    for axes, column in zip(drawn, columns, strict=True):
+    across = min(4, len(columns))
+    down = math.ceil(len(columns) / across)
+    figure = new_figure(0.7 + down * (0.4 + 0.15 * len(table.rows)), WIDE if across > 1 else WIDTH)
+    grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+    grid[0, 0].set_yticks(range(len(table.rows)), [display_name(row.label) for row in table.rows])
+    grid[0, 0].set_ylim(len(table.rows) - 0.5, -0.5)
+    for axes, column in zip(grid.flat, columns, strict=False):
         for place, row in enumerate(table.rows):
-            _seeds_of(axes, place, seed_values(by_label[row.label], column), row.scores[column.name].interval)
-        axes.set_yticks(range(len(table.rows)), [display_name(row.label) for row in table.rows])
-        axes.set_ylim(len(table.rows) - 0.5, -0.5)
+            _seeds_of(axes, place, row.scores[column.name])
         axes.set_title(column.title, loc="left", pad=2)
         axes.grid(axis="x", color="#e5e5e5", linewidth=0.5)
         axes.set_axisbelow(True)
         axes.tick_params(axis="y", length=0)
-    drawn[-1].set_xlabel("accuracy, %")
+    for number, axes in enumerate(grid.flat):
+        if number >= len(columns):
+            axes.remove()
+        elif number + across >= len(columns):  # the lowest of its column of panels
+            axes.tick_params(axis="x", labelbottom=True)
+            axes.set_xlabel("accuracy, %")
     headline(
         figure,
         "Accuracy by seed",
@@ -160,10 +178,11 @@ def seeds(table: Table, by_label: dict[str, Line]) -> Figure | None:
     return figure
 
 
-def _seeds_of(axes: Axes, place: int, values: list[float], interval: Any) -> None:
-    if not values:
+def _seeds_of(axes: Axes, place: int, score: Score) -> None:
+    if score.status != "ok":
         axes.text(0.01, place, "not complete", transform=axes.get_yaxis_transform(), va="center", color=GREY)
         return
+    values, interval = [100 * value for value in score.by_seed], score.interval
     if interval is not None:
         axes.plot([100 * interval.low, 100 * interval.high], [place, place], color="#a8c8e0", linewidth=4, zorder=1)
     centre = mean(values)
@@ -172,8 +191,8 @@ def _seeds_of(axes: Axes, place: int, values: list[float], interval: Any) -> Non
     axes.scatter(values, spread, s=10, color=PALETTE[1], zorder=3, linewidths=0)
 
 
-def _shown(table: Table, by_label: dict[str, Line], column: Column) -> bool:
-    return any(seed_values(by_label[row.label], column) for row in table.rows)
+def _shown(table: Table, column: Column) -> bool:
+    return any(row.scores[column.name].status == "ok" for row in table.rows)
 
 
 def _records(table: Table, label: str) -> list[CellRecord]:

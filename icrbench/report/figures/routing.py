@@ -77,7 +77,8 @@ def heads(found: Routing) -> Figure:
         )
     axes.set_xticks(list(angle.values()), [f"L{layer}" for layer in found.layers])
     shown = range(1, count + 1, max(1, math.ceil(count / 8)))
-    axes.set_yticks(list(shown), [f"h{head - 1}" for head in shown], color=GREY)
+    clear = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # of the lines below
+    axes.set_yticks(list(shown), [f"h{head - 1}" for head in shown], color=GREY, bbox=clear)
     axes.set_ylim(0, count + 0.7)
     axes.set_rorigin(-0.35 * count)  # type: ignore[attr-defined] # room for the innermost rings
     axes.tick_params(axis="x", pad=-2)
@@ -118,11 +119,13 @@ def pid_correlation(found: Routing) -> Figure:
         clusters = linkage(squareform(distance, checks=False), "average")
         drawn = dendrogram(clusters, ax=tree, no_labels=True, color_threshold=0, above_threshold_color=GREY)
         order = [int(leaf) for leaf in drawn["leaves"] or ()]
+        for branches in tree.collections:
+            branches.set_linewidth(0.8)
         tree.set_xlim(0, 10 * tasks)
         tree.set_ylim(bottom=-0.02 * tree.get_ylim()[1])  # or the joints of tasks that are alike would be cut
     tree.axis("off")
     ordered = correlation[np.ix_(order, order)]
-    words = ["–" if np.isnan(value) else f"{value:.1f}".replace("-", "−") for value in ordered.flat]
+    words = ["–" if np.isnan(value) else f"{round(value, 1) + 0.0:.1f}".replace("-", "−") for value in ordered.flat]
     _heat(heat, ordered, words, DIVERGING, -1.0, 1.0)
     names = [found.tasks[place] for place in order]
     heat.set_xticks(np.arange(tasks), names, rotation=45, ha="right", rotation_mode="anchor")

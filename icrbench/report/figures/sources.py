@@ -1,18 +1,15 @@
-"""What ``icrbench analyse`` left in a results folder, read for the figures."""
+"""What the figures show of the analyses in a results folder."""
 
-import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from icrbench.errors import UserError
+from icrbench.report.analyses import read_analyses
 
 Floats = npt.NDArray[np.float64]
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ def routings(folder: Path) -> list[Routing]:
         UserError: for a file that is cut or not ours (it is named).
     """
     found: dict[tuple[Any, ...], list[tuple[Floats, Floats, Floats]]] = {}
-    for key, values in _read(folder, "routing", _routing):
+    for key, values in read_analyses(folder, "routing", _routing).values():
         found.setdefault(key, []).append(values)
     return [
         Routing(model, label, len(seeds), layers, tasks, *(np.mean(part, axis=0) for part in zip(*seeds, strict=True)))
@@ -71,7 +68,7 @@ def latencies(folder: Path) -> list[Latency]:
     Raises:
         UserError: for a file that is cut or not ours (it is named).
     """
-    return _read(folder, "latency", _latency)
+    return list(read_analyses(folder, "latency", _latency).values())
 
 
 def _routing(content: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Floats, Floats, Floats]]:
@@ -93,18 +90,3 @@ def _latency(content: dict[str, Any]) -> Latency:
     if not seconds or any(len(own) != len(lengths) or min(own) <= 0 for own in seconds.values()):
         raise ValueError
     return Latency(str(content["model"]), lengths, seconds)
-
-
-def _read(folder: Path, kind: str, parse: Callable[[dict[str, Any]], _T]) -> list[_T]:
-    found = []
-    for path in sorted((folder / "analysis").glob(f"{kind}-*.json")):
-        try:
-            content = json.loads(path.read_text("utf-8"))
-            if (content["schema"], content["kind"]) != (1, kind):
-                raise ValueError
-            found.append(parse(content))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{path} is not a whole analysis of {kind}: delete it and run `icrbench analyse` again."
-            ) from error
-    return found

@@ -1,27 +1,37 @@
-"""How every figure looks: one column of a paper wide, colours that colour-blind people tell apart, labels at the data.
+"""How every figure looks: one or two columns of a paper wide, colours that colour-blind people tell apart.
 
 Nothing here needs a display, and the same data gives the same bytes: no dates and no versions are written.
 """
 
 import io
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import ConnectionPatch
+from matplotlib.transforms import offset_copy
+from scipy.optimize import isotonic_regression
 
 from icrbench.files import write_atomic
 
 WIDTH = 3.4  # inches, one column
+WIDE = 7.0  # both columns and the gap between
+LINE = 8.5 / 72  # inches from one label to the next
 ENDINGS = ("pdf", "png")
 # Okabe and Ito (2008), without the yellow that a white page swallows.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vP*X"
+DOT = 5.5  # points across a mark
+_SIZES = {"*": 1.5, "P": 1.2, "X": 1.2, "^": 1.1, "v": 1.1, "D": 0.9}  # by which marks look equally large
+_KEY = 14  # points from the edge of a plot to the mark of a label
 GREY = "#777777"
 SEQUENTIAL = "Blues"
 DIVERGING = "RdBu_r"
@@ -52,16 +62,18 @@ def styled() -> Iterator[None]:
         yield
 
 
-def new_figure(height: float) -> Figure:
-    """A figure one column wide and ``height`` inches high."""
-    return Figure(figsize=(WIDTH, height), layout="constrained")
+def new_figure(height: float, width: float = WIDTH) -> Figure:
+    """A figure ``width`` by ``height`` inches, one column wide unless told."""
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def headline(figure: Figure, words: str, about: str) -> None:
-    """What is shown, in bold, and of what; lines break at the column's width."""
-    title = "\n".join(textwrap.wrap(words, 52))
-    figure.suptitle(title, x=0.01, ha="left", fontsize=8, fontweight="bold")
-    figure.supxlabel("\n".join(textwrap.wrap(about, 68)), x=0.01, ha="left", fontsize=6, color="#555555")
+    """What is shown, in bold, and of what; lines break at the figure's width."""
+    columns = figure.get_figwidth() / WIDTH
+    title = "\n".join(textwrap.wrap(words, int(52 * columns)))
+    figure.suptitle(title, x=0.01 / columns, ha="left", fontsize=8, fontweight="bold")
+    said = "\n".join(textwrap.wrap(about, int(68 * columns)))
+    figure.supxlabel(said, x=0.01 / columns, ha="left", fontsize=6, color="#555555")
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -77,119 +89,72 @@ def save(figure: Figure, path: Path) -> None:
     write_atomic(path, content.getvalue())
 
 
+@dataclass(frozen=True)
+class Mark:
+    """How one method is drawn: 56 pairs of a marker and a colour before one comes back."""
+
+    marker: str
+    color: str
+
+
+def mark(place: int) -> Mark:
+    """The mark of the method in this place of a table."""
+    return Mark(MARKERS[place % len(MARKERS)], PALETTE[place % len(PALETTE)])
+
+
 def spaced(values: Sequence[float], gap: float) -> list[float]:
-    """Values of 0..1 moved as little as a simple pass can, so that neighbours are at least ``gap`` apart."""
+    """Values of 0..1 moved as little as can be (least squares), so that neighbours are at least ``gap`` apart.
+
+    Where there is no room for all of them, they stick out of 0..1 alike at both ends.
+    """
     order = sorted(range(len(values)), key=values.__getitem__)
+    room = 1 - gap * (len(values) - 1)
+    # Less ``gap`` for each value below, the moved values must only not fall: an isotonic regression.
+    level = isotonic_regression([values[index] - gap * rank for rank, index in enumerate(order)]).x
     placed = [0.0] * len(values)
-    lowest = float("-inf")
-    for index in order:
-        lowest = placed[index] = max(values[index], lowest + gap)
-    above = 1.0
-    for index in reversed(order):
-        above = placed[index] = min(placed[index], above)
-        above -= gap
+    for rank, index in enumerate(order):
+        placed[index] = (min(max(float(level[rank]), 0.0), room) if room > 0 else room / 2) + gap * rank
     return placed
 
 
-def label_ends(axes: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
-    """Write names beside the right edge, each joined to the end of its line; call it once the limits are set.
+def label_ends(axes: Axes, ends: Sequence[tuple[str, float, float, Mark]]) -> None:
+    """Write names one below the other beside the right edge, each with its mark and a thin line to its point.
+
+    Call it once limits and layout are settled (``Figure.draw_without_rendering``).
 
     Args:
         axes: with final limits.
-        ends: name, x and y of the last point, colour.
-    """
-    height = axes.get_figure(root=True).get_size_inches()[1]  # type: ignore[union-attr]
-    to_axes = axes.transData + axes.transAxes.inverted()
-    heights = [float(to_axes.transform((x, y))[1]) for _, x, y, _ in ends]
-    for (name, x, y, color), place in zip(ends, spaced(heights, 0.21 / height), strict=True):
-        axes.annotate(
-            name,
-            (x, y),
-            (1.06, place),
-            textcoords="axes fraction",
-            color=color,
-            va="center",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": color,
-                "linewidth": 0.5,
-                "shrinkA": 1,
-                "shrinkB": 2,
-                "relpos": (0, 0.5),
-            },
-        )
-
-
-def label_points(
-    axes: Axes, points: Sequence[tuple[str, float, float, str]], corners: Sequence[tuple[float, float]]
-) -> None:
-    """Write a name beside each point where it covers no other name, point, line or edge, as far as there is room.
-
-    Args:
-        axes: with final limits.
-        points: name, x, y, colour.
-        corners: of a line through the plot that runs along the axes.
+        ends: name, x and y of the point where its line starts, mark.
     """
     figure = axes.get_figure(root=True)
     assert isinstance(figure, Figure)
-    figure.draw_without_rendering()  # settles the layout, on which overlaps depend
-    inside = axes.get_window_extent()
-    unit = figure.dpi / 72
-    dots = _pixels(axes, [(x, y) for _, x, y, _ in points])
-    taken = [_box(dot, dot, 3 * unit) for dot in dots]
-    taken += [_box(one, other, unit) for one, other in pairwise(_pixels(axes, corners))]
-    for name, x, y, color in points:
-        best: tuple[float, Any, Any] | None = None
-        for shift, (across, up) in _places():
-            note = axes.annotate(
-                name,
-                (x, y),
-                (across * shift, up * shift),
-                textcoords="offset points",
-                color=color,
-                ha={1: "left", -1: "right", 0: "center"}[across],
-                va={1: "bottom", -1: "top", 0: "center"}[up],
-                annotation_clip=False,
-            )
-            note.set_in_layout(False)
-            box = note.get_window_extent()
-            area = box.x0, box.y0, box.x1, box.y1
-            out = max(inside.x0 - box.x0, 0) + max(box.x1 - inside.x1, 0)
-            out += max(inside.y0 - box.y0, 0) + max(box.y1 - inside.y1, 0)
-            bad = 50 * out * unit + sum(_overlap(area, other) for other in taken) + 0.01 * shift
-            if best is None or bad < best[0]:
-                if best is not None:
-                    best[1].remove()
-                best = bad, note, area
-            else:
-                note.remove()
-        assert best is not None
-        taken.append(best[2])
+    to_axes = axes.transData + axes.transAxes.inverted()
+    heights = [float(to_axes.transform((x, y))[1]) for _, x, y, _ in ends]
+    key, text = (offset_copy(axes.transAxes, figure, points, units="points") for points in (_KEY, _KEY + 6))
+    gap = LINE * figure.dpi / axes.get_window_extent().height
+    for (name, x, y, own), place in zip(ends, spaced(heights, gap), strict=True):
+        line = ConnectionPatch((x, y), (1, place), axes.transData, key, color=own.color, linewidth=0.5, clip_on=False)
+        line.set_in_layout(False)
+        axes.add_artist(line)
+        dot(axes, 1, place, own, transform=key, clip_on=False, zorder=3)
+        axes.text(1, place, name, transform=text, va="center", color="#222222")
 
 
-def _places() -> Iterator[tuple[float, tuple[int, int]]]:
-    for shift in (5.0, 9.0, 14.0, 20.0):
-        for place in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1)):
-            yield shift, place
+def dot(axes: Axes, x: float, y: float, own: Mark, **more: Any) -> None:
+    """One mark with a white edge, by which marks that cover each other are told apart."""
+    size = (DOT * _SIZES.get(own.marker, 1.0)) ** 2
+    axes.scatter([x], [y], s=size, color=own.color, marker=own.marker, edgecolors="white", linewidths=0.4, **more)
 
 
-def _pixels(axes: Axes, places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    return [(float(px), float(py)) for px, py in (axes.transData.transform(place) for place in places)]
-
-
-_Box = tuple[float, float, float, float]
-
-
-def _box(one: tuple[float, float], other: tuple[float, float], margin: float) -> _Box:
-    (x0, x1), (y0, y1) = sorted((one[0], other[0])), sorted((one[1], other[1]))
-    return x0 - margin, y0 - margin, x1 + margin, y1 + margin
-
-
-def _overlap(one: _Box, other: _Box) -> float:
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    return width * height if width > 0 and height > 0 else 0.0
+def apart(places: Sequence[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
+    """Places moved sideways, and as little as half steps allow, until no two are closer than ``gap``; any unit."""
+    moved: dict[int, tuple[float, float]] = {}
+    for index in sorted(range(len(places)), key=lambda index: (places[index][1], places[index][0])):
+        x, y = places[index]
+        steps = (side * step * gap / 2 for step in count() for side in (1, -1))
+        tries = ((x + step, y) for step in steps)
+        moved[index] = next(new for new in tries if all(math.dist(new, old) >= gap for old in moved.values()))
+    return [moved[index] for index in range(len(places))]
 
 
 def short(number: float) -> str:

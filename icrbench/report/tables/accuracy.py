@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from icrbench import spec
 from icrbench.experiments import Experiment
+from icrbench.report.grid import Entry, Grid
 from icrbench.report.leaderboard import AVERAGE, PAPER, ROLES, Column, Row, Score, Table, accuracies
 from icrbench.report.notes import failures, notes, provenance
 from icrbench.report.numbers import MISSING
-from icrbench.report.render import Entry, Grid, accuracy
+from icrbench.report.render import accuracy
 from icrbench.report.tables.selection import Selection, place, row_notes
 from icrbench.report.tables.sheet import Sheet
 from icrbench.store import Store
@@ -93,4 +94,5 @@ def _origin(table: Table) -> tuple[tuple[str, str], ...]:
 
 
 def _notes(selection: Selection, table: Table) -> list[str]:
-    return [*row_notes(selection), *(notes(table) if table.group.records else ["—: not run."])]
+    lines = [*row_notes(selection), *(notes(table) if table.group.records else ["—: not run."])]
+    return list(dict.fromkeys(lines))  # both say which methods are forms of our own

@@ -1,12 +1,14 @@
 """The table of tokens that ICR makes likelier across tasks (ICR paper, Table 16), from files that an analysis left."""
 
-import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from icrbench.errors import UserError
 from icrbench.experiments import Experiment
-from icrbench.report.render import Entry, Grid
+from icrbench.report.analyses import read_analyses
+from icrbench.report.grid import Entry, Grid
+from icrbench.report.names import display_name, form_notes
 from icrbench.report.tables.sheet import Sheet
 
 TOP = 50
@@ -24,37 +26,26 @@ def iclness_sheets(experiment: Experiment, folder: Path) -> list[Sheet]:
     Raises:
         UserError: for a file that is cut or not ours (it is named).
     """
-    return [_sheet(experiment, path) for path in sorted((folder / "analysis").glob("iclness-*.json"))]
+    found = read_analyses(folder, "iclness", partial(_sheet, experiment))
+    return [replace(sheet, origin=(("analysis", name),)) for name, sheet in found.items()]
 
 
-def _sheet(experiment: Experiment, path: Path) -> Sheet:
-    try:
-        content = json.loads(path.read_text("utf-8"))
-        if (content["schema"], content["kind"]) != (1, "iclness"):
-            raise ValueError
-        model, label = str(content["model"]), str(content["label"])
-        tokens = sorted(content["tokens"], key=lambda token: -float(token["score"]))[:TOP]
-        rows = tuple(
-            (Entry(shown(token["token"])), Entry(str(rank)), *(Entry(_number(name, token)) for name in _COLUMNS))
-            for rank, token in enumerate(tokens, 1)
-        )
-        lines = tuple(
-            {
-                "model": model,
-                "method": label,
-                "seed": content.get("seed"),
-                "rank": rank,
-                **{name: token[name] for name in ("token", *_COLUMNS)},
-            }
-            for rank, token in enumerate(tokens, 1)
-        )
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{path} is not a whole analysis of tokens: delete it and run the analysis again.") from error
+def _sheet(experiment: Experiment, content: dict[str, Any]) -> Sheet:
+    model, label, seed = str(content["model"]), str(content["label"]), content.get("seed")
+    tokens = sorted(content["tokens"], key=lambda token: -float(token["score"]))[:TOP]
+    rows = tuple(
+        (Entry(shown(token["token"])), Entry(str(rank)), *(Entry(_number(name, token)) for name in _COLUMNS))
+        for rank, token in enumerate(tokens, 1)
+    )
+    where = {"model": model, "method": label, "seed": seed}
+    lines = tuple(
+        {**where, "rank": rank, **{name: token[name] for name in ("token", *_COLUMNS)}}
+        for rank, token in enumerate(tokens, 1)
+    )
     grid = Grid(experiment.title, ("token", "Rank", *_COLUMNS.values()), rows)
-    seed = content.get("seed")
-    title = " · ".join([model, label, *([] if seed is None else [f"seed {seed}"])])
+    title = " · ".join([model, display_name(label), *([] if seed is None else [f"seed {seed}"])])
     tasks = [f"Tasks: {', '.join(content['tasks'])}."] if "tasks" in content else []
-    return Sheet(title, grid, (_NOTE, *tasks, "␣: a space."), (("analysis", path.name),), lines)
+    return Sheet(title, grid, (_NOTE, *tasks, "␣: a space.", *form_notes([label])), (), lines)
 
 
 def shown(token: str) -> str:

@@ -7,7 +7,9 @@ from statistics import mean
 from icrbench import spec
 from icrbench.experiments import ExperimentRow
 from icrbench.report.costs import spread
+from icrbench.report.grid import Entry, Grid
 from icrbench.report.leaderboard import AVERAGE, Column, Row
+from icrbench.report.names import form_notes
 from icrbench.report.numbers import MISSING
 from icrbench.report.published import (
     SOURCE,
@@ -20,7 +22,6 @@ from icrbench.report.published import (
     published_model,
     tenth,
 )
-from icrbench.report.render import Entry, Grid
 from icrbench.report.tables.accuracy import accuracy_table
 from icrbench.report.tables.cost import costs, parameters
 from icrbench.report.tables.selection import Selection, place
@@ -81,7 +82,7 @@ def _accuracy_sheet(selection: Selection, store: Store, model: str) -> Sheet:
             for name in names
         ]
     titles = [*(column.title if column.is_average else column.name for column in table.columns), "Collapse"]
-    grid = Grid(selection.experiment.title, ("method", "", *titles), tuple(entries))
+    grid = Grid(selection.experiment.title, ("method", "", *titles), tuple(entries), keys=2)
     title = f"{selection.group.title} · beside the paper's {model}"
     return Sheet(title, grid, tuple(_accuracy_notes(selection, model, theirs, flags)), (), tuple(lines))
 
@@ -148,6 +149,7 @@ def _accuracy_notes(
         if same
         else f"The models differ (ours {group.model}, the paper's {model}): a difference says nothing about a method.",
         f"{MISSING}: not run, or not in the paper. A difference needs all seeds of the row.",
+        *form_notes(label for _, label in selection.rows),
     ]
     for flag in flags:
         row = flag.row
@@ -182,6 +184,7 @@ def _cost_sheet(selection: Selection) -> Sheet:
         f"Ours: {selection.group.model}, one fit, the mean over tasks and seeds. Models and machines differ: compare"
         " the last two columns, each method's cost in units of ICR's.",
         f"{MISSING}: not run.",
+        *form_notes(label for _, label in selection.rows),
     )
     title = f"{selection.group.title} · beside the paper's Llama2-7B"
     return Sheet(title, Grid(selection.experiment.title, header, tuple(entries)), notes, (), tuple(lines))
@@ -201,6 +204,7 @@ def _parameter_sheet(selection: Selection) -> Sheet:
         f"Cached: numbers counted in the fits of {selection.group.model}, everything that must be kept included: for"
         " ICR its router, too. With grouped-query attention the keys and values of a token are narrower than d.",
         f"{MISSING}: not run, or not in the record.",
+        *form_notes(label for _, label in selection.rows),
     )
     header = ("method", "Paper", "Ours", "Cached")
     grid = Grid(selection.experiment.title, header, tuple(entries))

@@ -10,6 +10,7 @@ from typing import Any
 from icrbench import spec
 from icrbench.experiments import Experiment, ExperimentRow
 from icrbench.report.groups import Group
+from icrbench.report.names import form_notes
 from icrbench.store import CellRecord
 
 
@@ -80,6 +81,7 @@ def row_notes(selection: Selection) -> list[str]:
     same = [f"{row.name} = {label}" for row, label in selection.rows]
     lines = ["Rows: " + ", ".join(same) + "."]
     lines += [experiment.note] if experiment.note else []
+    lines += form_notes(label for _, label in selection.rows)
     if not all(records.values()):
         lines.append(
             f"Rows without a number are run by: icrbench run --experiment {experiment.name} --models"

@@ -1,28 +1,20 @@
 """One block of a named table, and its Markdown, CSV and LaTeX."""
 
-import re
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
+from icrbench.report.grid import Grid, blocks
+from icrbench.report.latex import PREAMBLE, escape_latex, floats, latex_sentence
 from icrbench.report.render import (
-    Grid,
-    escape_latex,
-    escape_markdown,
-    latex_grid,
+    TERMINAL,
     markdown_grid,
+    markdown_notes,
     terminal_grid,
+    terminal_notes,
     terminal_title,
 )
-
-_FIT = r"""% Needs \usepackage{booktabs}; with \usepackage{graphicx} a table that is too wide is scaled to the text.
-\providecommand{\fittedtable}[1]{\sbox0{#1}\ifdim\wd0>\textwidth
-  \ifcsname resizebox\endcsname\resizebox{\textwidth}{!}{\usebox0}\else%
-  {\tiny\setlength{\tabcolsep}{1pt}\makebox[\textwidth]{#1}}\fi
-\else\usebox0\fi}
-"""
 
 
 @dataclass(frozen=True)
@@ -49,10 +41,7 @@ def markdown(title: str, sheets: Sequence[Sheet]) -> str:
     parts = [f"# {title}"]
     for sheet in sheets:
         parts += [f"## {sheet.title}", markdown_grid(sheet.grid, code=False)]
-        parts.append("\n".join(f"- {escape_markdown(note)}" for note in sheet.notes))
-        if sheet.origin:
-            origin = [f"- {name}: {escape_markdown(value)}" for name, value in sheet.origin]
-            parts += ["### Provenance", "\n".join(origin)]
+        parts += markdown_notes(sheet.notes, sheet.origin)
     return "\n\n".join(parts) + "\n"
 
 
@@ -60,8 +49,9 @@ def terminal(title: str, sheets: Sequence[Sheet]) -> str:
     """All blocks with the marks of a terminal."""
     parts = []
     for sheet in sheets:
-        parts += [terminal_title(f"{title} · {sheet.title}"), terminal_grid(sheet.grid)]
-        parts.append("\n".join(textwrap.fill(note, 110, subsequent_indent="  ") for note in sheet.notes))
+        parts.append(terminal_title(f"{title} · {sheet.title}"))
+        parts += [terminal_grid(part) for part in blocks(sheet.grid, TERMINAL)]
+        parts.append(terminal_notes(sheet.notes))
     return "\n\n".join(parts) + "\n"
 
 
@@ -73,20 +63,11 @@ def csv(sheets: Sequence[Sheet]) -> str:
 
 
 def latex(name: str, title: str, sheets: Sequence[Sheet]) -> str:
-    r"""A float a block; the document needs ``\usepackage{booktabs}``, and with ``graphicx`` wide ones are scaled."""
-    parts = [_FIT]
+    r"""Floats for each block; the document needs ``\usepackage{booktabs}``."""
+    parts = [PREAMBLE]
     for number, sheet in enumerate(sheets, 1):
-        caption = " ".join(escape_latex(note if note.endswith(".") else note + ".") for note in sheet.notes)
-        # Spreads as small figures below the line, as papers print them: half as wide.
-        tabular = re.sub(r" \$\\pm\$([\d.]+)", r"$_{\\pm \1}$", latex_grid(sheet.grid))
-        parts += [
-            *(f"% {key}: {value}" for key, value in sheet.origin),
-            r"\begin{table*}[p]",
-            r"\centering\scriptsize\setlength{\tabcolsep}{2.5pt}",
-            rf"\fittedtable{{{tabular}}}",
-            rf"\caption{{{escape_latex(title)} --- {escape_latex(sheet.title)}. {caption}}}",
-            rf"\label{{tab:{name}{'' if number == 1 else f'-{number}'}}}",
-            r"\end{table*}",
-            "",
-        ]
+        parts += [f"% {key}: {value}" for key, value in sheet.origin]
+        caption = f"{escape_latex(title)} --- {escape_latex(sheet.title)}"
+        label = f"tab:{name}{'' if number == 1 else f'-{number}'}"
+        parts += floats(sheet.grid, caption, " ".join(map(latex_sentence, sheet.notes)), label)
     return "\n".join(parts)
