@@ -89,8 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         "--field", action="append", default=[], metavar="NAME=TEXT", help="a field or answer by name; repeatable"
     )
     explain.add_argument("--model", "--models", required=True, help="a name, hub id, folder or .gguf file")
-    explain.add_argument("--method", help="its name; not needed beside --artifact")
-    explain.add_argument("--artifact", type=_path, help="fitted method, as a run leaves it in OUT/fitted/METHOD-KEY")
+    _add_fit(explain)
     explain.add_argument("--json", action="store_true", help="print json")
     explain.add_argument("--figure", type=_path, metavar="FILE", help="also draw it, as .pdf or .png")
     explain.add_argument("--tasks-dir", type=_path, help="folder with task files of your own")
@@ -133,12 +132,11 @@ def _parser() -> argparse.ArgumentParser:
     lm_eval = commands.add_parser(
         "lm-eval",
         help="any method under lm-evaluation-harness",
-        usage="icrbench lm-eval --model MODEL [--method METHOD] [--artifact DIR] --tasks TASKS [flags of lm_eval run]",
+        usage="icrbench lm-eval --model MODEL [--method METHOD] [--out OUT] --tasks TASKS [flags of lm_eval run]",
         allow_abbrev=False,
     )
     lm_eval.add_argument("--model", required=True, help="a name, hub id, folder or .gguf file")
-    lm_eval.add_argument("--method", help="its name; not needed beside --artifact")
-    lm_eval.add_argument("--artifact", type=_path, help="fitted method, as a run leaves it in OUT/fitted/METHOD-KEY")
+    _add_fit(lm_eval)
     _add_methods_dir(lm_eval)
     lm_eval.set_defaults(command=_lm_eval)
 
@@ -146,6 +144,12 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--out", type=_path, default=Path("runs/demo"))
     demo.set_defaults(command=_demo)
     return parser
+
+
+def _add_fit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--method", help="its name; not needed beside --artifact")
+    parser.add_argument("--out", type=_path, help="results folder of a run that fitted the method")
+    parser.add_argument("--artifact", type=_path, help="instead, the fit itself: OUT/fitted/METHOD-KEY")
 
 
 def _add_methods_dir(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
@@ -302,7 +306,7 @@ def _export(options: argparse.Namespace) -> int:
 def _lm_eval(options: argparse.Namespace) -> int:
     from icrbench.lm_eval.command import evaluate
 
-    return evaluate(options.model, options.method, options.artifact, options.passed_on)
+    return evaluate(options.model, options.method, options.out, options.artifact, options.passed_on)
 
 
 def _list(options: argparse.Namespace) -> int:

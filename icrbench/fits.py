@@ -1,5 +1,8 @@
-"""A fitted method by name: what commands that apply one, and do not run a grid, are given."""
+"""How a user names a fitted method, for commands that apply one and do not run a grid; and which stored fit that is."""
 
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from icrbench.backbone import Backbone
@@ -7,41 +10,133 @@ from icrbench.cache import cache_folder
 from icrbench.errors import UserError
 from icrbench.method import Artefact, FitData, Method, Scope, make_method
 from icrbench.randomness import Randomness
+from icrbench.store import CellRecord, Store
 
 
-def named_artefact(backbone: Backbone, name: str | None, folder: str | Path | None) -> Artefact:
-    """The method a user names, with its fit.
+@dataclass(frozen=True)
+class FitName:
+    """A method with its fit, as a user names it.
 
-    Args:
-        backbone: the model.
-        name: a method's name; not needed beside ``folder``.
-        folder: of a fitted method, as a run leaves it. Methods without a fit need none.
-
-    Raises:
-        UserError: if the two do not go together, the method needs a fit, or the fit belongs to another model.
+    Attributes:
+        method: its name; not needed beside ``artifact``.
+        artifact: the fit's folder, ``OUT/fitted/METHOD-KEY``.
+        out: instead, a results folder that has one fit of the method for the model and the task. A method without a fit
+            needs neither.
+        task: the task it is for; None where no task of ours is meant.
     """
-    if folder is not None:
-        artefact = Artefact.load(Path(folder), backbone)
-        if name not in (None, artefact.method.name):
-            raise UserError(f"{folder} holds a fit of {artefact.method.name}, not of {name}: name that method.")
-        return artefact
-    if name is None:
-        raise UserError("no method asked for: name one with --method, or a fit with --artifact.")
-    method = method_without_fit(name)
-    data = FitData(pools={}, target=None, workspace=cache_folder())
-    return Artefact(method, method.fit(backbone, data, Randomness(0)), backbone.identity())
+
+    method: str | None
+    artifact: Path | None = None
+    out: Path | None = None
+    task: str | None = None
+
+    def check(self, model: str) -> None:
+        """Find what can be found wrong before the model is loaded.
+
+        Args:
+            model: as the user names it.
+
+        Raises:
+            UserError: if no method is named, or it needs a fit and none can be meant.
+        """
+        if self.artifact is not None:
+            if self.out is not None:
+                raise UserError("--artifact and --out both say where the fit is: give one of them.")
+            return
+        method = self._method()
+        if method.scope is Scope.NONE:
+            return
+        if self.out is None:
+            raise UserError(
+                f"method {method.name} needs a fit: run it once with `icrbench run --out OUT`, then give --out OUT."
+            )
+        if not any(self.out.glob(f"fitted/{method.name}-*")):
+            raise self._missing(model)
+
+    def artefact(self, backbone: Backbone) -> Artefact:
+        """The method with its fit.
+
+        Raises:
+            UserError: as ``check``; if method and fit do not go together, the fit belongs to another model, or the
+                results folder has none or several.
+        """
+        self.check(backbone.revision.name)
+        if self.artifact is not None:
+            artefact = Artefact.load(self.artifact, backbone)
+            if self.method not in (None, artefact.method.name):
+                raise UserError(
+                    f"{self.artifact} holds a fit of {artefact.method.name}, not of {self.method}: name that method."
+                )
+            return artefact
+        method = self._method()
+        if method.scope is not Scope.NONE:
+            return Artefact.load(self._stored(backbone, method), backbone)
+        data = FitData(pools={}, target=None, workspace=cache_folder())
+        return Artefact(method, method.fit(backbone, data, Randomness(0)), backbone.identity())
+
+    def _method(self) -> Method:
+        if self.method is None:
+            raise UserError("no method asked for: name one with --method, or a fit with --artifact.")
+        return make_method(self.method, {})
+
+    def _stored(self, backbone: Backbone, method: Method) -> Path:
+        """The folder of the one fit that results of this method, model and task were made with."""
+        assert self.out is not None, "a method that needs a fit is given a folder"
+        here = backbone.identity()
+        fits: dict[Path, list[CellRecord]] = {}
+        store = Store(self.out)
+        for record in store.records() if any(self.out.glob("cells/*.json")) else []:
+            identity = record["identity"]
+            if identity["method"]["name"] != method.name:
+                continue
+            if any(identity["model"][key] != here[key] for key in ("location", "revision")):
+                continue
+            # A universal method has one fit for all tasks, also for those without a result.
+            if self.task not in (None, record["cell"]["task"]) and method.scope is not Scope.UNIVERSAL:
+                continue
+            folder = store.fit_folder(identity)
+            if (folder / "fitted.json").exists():
+                fits.setdefault(folder, []).append(record)
+        if not fits:
+            raise self._missing(backbone.revision.name)
+        if len(fits) > 1:
+            raise UserError(
+                f"{self.out} has {len(fits)} fits of {self._for(backbone.revision.name)}: give --artifact, with one of"
+                f" {_told_apart(fits)}."
+            )
+        return next(iter(fits))
+
+    def _for(self, model: str) -> str:
+        return f"{self.method} for {model}" + (f" and {self.task}" if self.task else "")
+
+    def _missing(self, model: str) -> UserError:
+        tasks = ["--tasks", self.task] if self.task else []
+        line = ["icrbench", "run", "--methods", str(self.method), "--models", model, *tasks, "--out", str(self.out)]
+        return UserError(f"{self.out} has no fit of {self._for(model)}: make one with `{shlex.join(line)}`.")
 
 
-def method_without_fit(name: str) -> Method:
-    """A method that is applied as it is.
+def _told_apart(fits: Mapping[Path, Sequence[CellRecord]]) -> str:
+    """Fits, each with the facts in which they differ."""
+    facts = {folder: _facts(records) for folder, records in fits.items()}
+    names = dict.fromkeys(name for known in facts.values() for name in known)
+    differing = [name for name in names if len({known.get(name) for known in facts.values()}) > 1]
+    differing = [name for name in differing if name != "last used"] or differing  # it differs always, and says least
+    return ", ".join(
+        f"{folder} ({', '.join(f'{name}={known[name]}' for name in differing if name in known)})"
+        for folder, known in sorted(facts.items())
+    )
 
-    Raises:
-        UserError: for an unknown name, or a method that needs a fit.
-    """
-    method = make_method(name, {})
-    if method.scope is not Scope.NONE:
-        raise UserError(
-            f"method {name} needs a fit: run it once with `icrbench run --out OUT`, then give --artifact"
-            f" OUT/fitted/{name}-KEY."
-        )
-    return method
+
+def _facts(records: Sequence[CellRecord]) -> dict[str, str]:
+    """What is known of a fit from the results that were made with it."""
+    identity = records[0]["identity"]
+    return {
+        **{name: str(value) for name, value in identity["method"]["hyperparameters"].items()},
+        "seed": str(identity["seed"]),
+        "trained on": identity["target"] or "the in-domain tasks",
+        "dtype": identity["model"]["dtype"],
+        "protocol": "+".join(sorted({record["cell"]["protocol"] for record in records})),
+        "clean": "+".join(sorted({str(record["cell"]["clean"]).lower() for record in records})),
+        "data": "+".join(sorted({record["data"]["kind"] for record in records})),
+        "last used": max(record["finished"] for record in records),
+    }

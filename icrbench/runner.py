@@ -1,12 +1,11 @@
 """The grid: methods x models x tasks x seeds, one cell after the other, each kept as it is finished."""
 
-import hashlib
-import json
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from icrbench.backbone import Backbone
@@ -19,7 +18,7 @@ from icrbench.prompting import MAX_QUERY_TOKENS, Prompter
 from icrbench.protocol import Datasets, Rules
 from icrbench.randomness import Randomness
 from icrbench.scoring import Scored, ScoringOptions, score
-from icrbench.store import SCHEMA_VERSION, CellRecord, Failure, Store
+from icrbench.store import SCHEMA_VERSION, CellRecord, Failure, Store, identity_key
 
 POLL_SECONDS = 1.0  # between two looks at a lock
 
@@ -109,8 +108,8 @@ class Runner:
         self._store = store
         self._options = options
         self._reused = Reused()
-        self._fits: dict[str, tuple[Fitted, Cost]] = {}
-        self._failed_fits: dict[str, Failure] = {}
+        self._fits: dict[Path, tuple[Fitted, Cost]] = {}
+        self._failed_fits: dict[Path, Failure] = {}
         self._environment = {**environment(), "command": command}
         for task in datasets.tasks.values():  # options that cannot be told apart are found before any work
             prompter = Prompter(backbone, task)
@@ -121,7 +120,7 @@ class Runner:
         """Run every cell that is not in the store yet; a failing cell is recorded and the grid goes on."""
         outcome = Outcome()
         for number, cell in enumerate(grid, 1):
-            key = _hash(self.identity(cell))
+            key = identity_key(self.identity(cell))
             with self._store.lock(key) as free:
                 if not free:
                     self._say(number, grid, cell, "being run by another process, left to it")
@@ -136,28 +135,22 @@ class Runner:
 
     def identity(self, cell: Cell) -> dict[str, Any]:
         """Everything that can change a cell's result."""
-        data = self._datasets.data[cell.task]
-        return {
-            **self._fit_identity(cell.method.method, cell.task, cell.seed),
-            "protocol": self._rules.protocol,
-            "clean": self._rules.clean,
-            "task": data.task.identity(),
-            "test": {"sha256": data.provenance.sha256["test"], "limit": self._rules.limit},
-            "scoring": {"max_query_tokens": MAX_QUERY_TOKENS},
-        }
-
-    def _fit_identity(self, method: Method, task: str, seed: int | None) -> dict[str, Any]:
-        """Everything that can change a fit; the protocol does through the pools alone, so protocols share fits."""
+        data, method = self._datasets.data[cell.task], cell.method.method
         return {
             "method": {"name": method.name, "hyperparameters": method.hyperparameters()},
             "code": code_identity(type(method)),
             "model": self._backbone.identity(),
             "pools": {
                 name: {"rows": pool.sha256, "task": pool.task.identity()}
-                for name, pool in self._datasets.pools(method, task).items()
+                for name, pool in self._datasets.pools(method, cell.task).items()
             },
-            "target": self._datasets.target(method, task),
-            "seed": seed,
+            "target": self._datasets.target(method, cell.task),
+            "seed": cell.seed,
+            "protocol": self._rules.protocol,
+            "clean": self._rules.clean,
+            "task": data.task.identity(),
+            "test": {"sha256": data.provenance.sha256["test"], "limit": self._rules.limit},
+            "scoring": {"max_query_tokens": MAX_QUERY_TOKENS},
         }
 
     def _run_cell(self, cell: Cell, key: str, outcome: Outcome, say_result: Callable[[str], None]) -> None:
@@ -223,29 +216,27 @@ class Runner:
 
     def fitted(self, cell: Cell) -> tuple[Fitted, Cost]:
         """The cell's fit: from this run, from the results folder, or made now; and what it took."""
-        method = cell.method.method
-        key = _hash(self._fit_identity(method, cell.task, cell.seed))
-        if key in self._failed_fits:
-            raise _FitFailed(self._failed_fits[key])
-        if key not in self._fits:
+        folder = self._store.fit_folder(self.identity(cell))
+        if folder in self._failed_fits:
+            raise _FitFailed(self._failed_fits[folder])
+        if folder not in self._fits:
             try:
-                self._fits = {key: self._stored_fit(cell, key)}  # cells of one fit follow each other
+                self._fits = {folder: self._stored_fit(cell, folder)}  # cells of one fit follow each other
             except DamagedArtefact:
                 raise
             except Exception as error:
-                self._failed_fits[key] = _failure(error)
+                self._failed_fits[folder] = _failure(error)
                 raise
-        return self._fits[key]
+        return self._fits[folder]
 
-    def _stored_fit(self, cell: Cell, key: str) -> tuple[Fitted, Cost]:
+    def _stored_fit(self, cell: Cell, folder: Path) -> tuple[Fitted, Cost]:
         """Read the fit from the results folder, or make it and put it there; one process makes it, others wait."""
         method = cell.method.method
         if method.scope is Scope.NONE:
             return self._fit(cell)
-        folder = self._store.folder / "fitted" / f"{method.name}-{key}"
         waiting = False
         while True:
-            with self._store.lock(f"fit-{key}") as free:
+            with self._store.lock(f"fit-{folder.name}") as free:
                 if free:
                     if not (folder / "fitted.json").exists():
                         fitted, cost = self._fit(cell)
@@ -311,10 +302,6 @@ class Runner:
     def _say(self, number: int, grid: Sequence[Cell], cell: Cell, text: str) -> None:
         width = len(str(len(grid)))
         say(f"[{number:{width}}/{len(grid)}] {self._backbone.revision.name}  {cell!s:<32} {text}")
-
-
-def _hash(identity: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _failure(error: Exception) -> Failure:

@@ -8,6 +8,7 @@ far as it agrees with the files, and may be deleted at any time (``icrbench/inde
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -29,6 +30,9 @@ SCHEMA_VERSION = 1
 FOLDERS = ("cells", "examples", "fitted", "locks", "index")
 """What a store keeps below its folder."""
 
+FIT = ("method", "code", "model", "pools", "target", "seed")
+"""The part of a cell's identity that can change its fit; the protocol does through the pools alone."""
+
 EXAMPLE_SCHEMA = pa.schema(
     [
         ("example_id", pa.string()),
@@ -42,6 +46,11 @@ EXAMPLE_SCHEMA = pa.schema(
     ]
 )
 """Columns of ``examples/<key>.parquet``, in the order of the test set."""
+
+
+def identity_key(identity: Mapping[str, Any]) -> str:
+    """A short name for an identity, the same wherever it is computed."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Cell(TypedDict):
@@ -262,6 +271,11 @@ class Store:
         if answers.repeated:
             raise UserError(f"examples/{key}.parquet has an example twice: delete it and run again.")
         return answers
+
+    def fit_folder(self, identity: Mapping[str, Any]) -> Path:
+        """Where the fit is kept that a cell of this identity is scored with."""
+        own = {part: identity[part] for part in FIT}
+        return self.folder / "fitted" / f"{identity['method']['name']}-{identity_key(own)}"
 
     @contextmanager
     def lock(self, key: str) -> Iterator[bool]:

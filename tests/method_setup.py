@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from icr_setup import demo_test, pools
+from icr_setup import demo_pool, demo_test, pools
 from icrbench.backbone import Backbone, make_batch
+from icrbench.backbone.sites import Site
+from icrbench.distillation import Attempt, Lesson, Trained, taught
 from icrbench.episodes import Episode, Labelled, Question, Questions
 from icrbench.method import FitData, Fitted, make_method
 from icrbench.randomness import Randomness
@@ -48,6 +51,52 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Episode]:
 
     monkeypatch.setattr(Questions, "in_context", noted)
     return found
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a fit hands over to be trained."""
+
+    initial: Fitted
+    rates: Mapping[str, float]
+    lessons: Sequence[Lesson]
+    objective: Callable[[Attempt], Tensor]
+    sites: Sequence[Site]
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[Training]:
+    """The trainings a fit asks for; none is done."""
+    found: list[Training] = []
+
+    def noted(
+        _self: Trained,
+        _backbone: Backbone,
+        fitted: Fitted,
+        rates: Mapping[str, float],
+        lessons: Sequence[Lesson],
+        objective: Callable[[Attempt], Tensor],
+        _rng: Randomness,
+        sites: Sequence[Site] = (),
+    ) -> Fitted:
+        found.append(Training(fitted, rates, lessons, objective, sites))
+        return fitted
+
+    monkeypatch.setattr(Trained, "train", noted)
+    return found
+
+
+def assert_spread(values: Tensor, spread: float) -> None:
+    """Entries as of ``N(0, spread^2)``, as far as some hundred of them tell."""
+    assert float(values.std()) == pytest.approx(spread, rel=0.2)
+    assert abs(float(values.mean())) < 0.3 * spread
+
+
+def some_lessons(backbone: Backbone, sites: Sequence[Site] = ()) -> list[Lesson]:
+    """Four queries of sst2, by a teacher with two demonstrations."""
+    pool = demo_pool("sst2")
+    shown = tuple(Labelled(pool.task, row) for row in pool.train[:2])
+    return taught(backbone, [Episode(shown, Labelled(pool.task, row)) for row in pool.train[2:6]], sites)
 
 
 def zero_shot_questions(backbone: Backbone, name: str = "sst2", count: int = 5) -> list[Question]:

@@ -288,13 +288,16 @@ def test_the_command_explains_a_stored_fit(icrbench: Commands, monkeypatch: pyte
     done = icrbench(*asked)
     assert done.code == 0
     assert "icr on" in done.out
+    named = ("explain", "--model", model_folder(), "--method", "icr", "--out", fit.parent.parent)
+    assert icrbench(*named, "a fine film").out == done.out
+    assert icrbench(*named, "why?", "--task", "trec").code == 0  # one fit serves all tasks
     icrbench.refused(icrbench(*asked, "--method", "i2cl"), "fit of icr, not of i2cl")
 
 
 def test_the_command_refuses_before_it_loads(icrbench: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("icrbench.analysis.explaining.load_backbone", lambda *_, **__: pytest.fail("loaded"))
     asked = ("explain", "a fine film", "--model", model_folder())
-    icrbench.refused(icrbench(*asked, "--method", "icr"), "needs a fit", "--artifact")
+    icrbench.refused(icrbench(*asked, "--method", "icr"), "needs a fit", "--out OUT")
     icrbench.refused(icrbench(*asked, "--method", "icrr"), "icr")
     icrbench.refused(icrbench(*asked, "--task", "sst2,mr"), "one task")
     icrbench.refused(icrbench(*asked, "--figure", "a.jpg"), ".pdf or .png")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from icr_setup import ToyEncoder, demo_test
-from icrbench.backbone import Backbone
+from icrbench.backbone import Backbone, make_batch
 from icrbench.backbone.hooks import forward_hook
 from icrbench.data import Demo
 from icrbench.errors import UserError
@@ -16,6 +16,10 @@ from icrbench.lm_eval import ICRBenchLM
 from icrbench.lm_eval.tasks import multiple_choice
 from icrbench.method import Fitted
 from icrbench.methods.few_shot import FewShotFitted
+from icrbench.methods.label_anchor import LabelAnchorFitted
+from icrbench.methods.lora import LoRA
+from icrbench.methods.soft_prompt import SoftPromptFitted
+from icrbench.randomness import Randomness
 from icrbench.scoring import score
 from icrbench.task import load_tasks
 from lm_eval_setup import (
@@ -31,6 +35,7 @@ from lm_eval_setup import (
 from tiny import FAMILIES, tiny_backbone
 
 NEW = 8  # tokens generated
+PROBES = 1  # batches that the constructor itself runs
 METHODS = ["icr", "last", "all", "predicting"]
 
 
@@ -125,6 +130,53 @@ def test_batch_size_and_padding_side_of_the_tokenizer_change_nothing(batch_size:
             assert value == pytest.approx(other, rel=1e-6)
 
 
+@pytest.mark.parametrize("family", ["gemma3", "gpt2", "gpt_neox", "llama"])
+def test_an_adapted_output_head_generates_as_it_scores(family: str) -> None:
+    backbone = tiny_backbone(family)
+    fitted = LoRA(targets="head", rank=2)._initial(backbone, Randomness(0))
+    fitted.tensors["head.B"] = 0.3 * torch.randn(300, 2, generator=torch.Generator().manual_seed(2))
+    lm = tiny_lm(family, fitted, "lora", batch_size=3)
+    plain = tokens_of(generated(tiny_lm(family, Fitted({}, {}), batch_size=3), CONTEXTS))
+    found = tokens_of(generated(lm, CONTEXTS))
+    assert found != plain
+    for text, tokens in found.items():
+        context = lm.tok_encode(text)
+        if lm.eot_token_id in tokens:  # padding follows
+            tokens = tokens[: tokens.index(lm.eot_token_id) + 1]
+        ((_, greedy),) = lm._loglikelihood_tokens([(None, context, tokens)], disable_tqdm=True)
+        assert greedy
+        batch = make_batch([[*context, *tokens[:-1]]], [text])
+        with torch.no_grad(), fitted.applied(backbone, batch):
+            states = backbone.hidden_states(batch)[0, len(context) - 1 :]
+        assert fitted.logits(backbone, states).argmax(-1).tolist() == tokens
+
+
+SOFT = SoftPromptFitted({"where": "input"}, {"embeddings": torch.ones(5, 48)})
+# Two of a text's tokens, the places of all of which are taken.
+ANCHORS = LabelAnchorFitted(
+    {"places": [3, 30], "labels": [], "length": 40, "has_bos": False},
+    {"keys": torch.ones(6, 6, 2, 8), "values": torch.ones(6, 6, 2, 8)},
+)
+
+
+@pytest.mark.parametrize(("fitted", "taken"), [(Fitted({}, {}), 0), (SOFT, 5), (ANCHORS, 40)])
+def test_generation_ends_at_the_last_place_that_the_model_knows(fitted: Fitted, taken: int) -> None:
+    """GPT-2 has learned places: the virtual tokens', the context's and the generated ones' must all be among them."""
+    backbone = tiny_backbone("gpt2")
+    lm = tiny_lm("gpt2", fitted, batch_size=2)
+    assert lm.max_length == 512 - taken
+    assert tiny_lm("gpt2", fitted, max_length=64).max_length == 64
+    long = "A tale too long to be told in one sitting, " * 15
+    assert len(long) > 512
+    found = generated(lm, [long, "Why?"])
+    context = lm.tok_encode(long)[-(512 - taken - NEW) :]
+    tokens = found[long].tokens
+    assert len(tokens) == NEW
+    assert lm.eot_token_id not in tokens
+    for step, token in enumerate(tokens):
+        assert token == int(from_scratch(backbone, fitted, long, context, tokens[:step]).argmax())
+
+
 def test_beams_keep_their_own_query() -> None:
     backbone = tiny_backbone("llama")
     fitted = random_icr(backbone)
@@ -138,7 +190,7 @@ def test_batches_say_where_contexts_end_and_hold_no_continuation() -> None:
     fitted = Recorder()
     lm = tiny_lm("llama", fitted, batch_size=4)
     lm.loglikelihood(instances("loglikelihood", ("A question:", " yes"), ("Why? ", "no"), ("", "Nothing before")))
-    (batch,) = fitted.batches
+    (batch,) = fitted.batches[PROBES:]
     ends = zip(batch.last.tolist(), batch.attention_mask.sum(1).tolist(), strict=True)
     known = dict(zip(batch.texts, ends, strict=True))
     assert known["A question:"] == (len("A question:") - 1, len("A question: yes") - 1)
@@ -150,8 +202,8 @@ def test_rolling_texts_are_no_context() -> None:
     fitted = Recorder()
     lm = tiny_lm("llama", fitted, batch_size=1, max_length=32)
     lm.loglikelihood_rolling(instances("loglikelihood_rolling", ("A text that is read in several windows. " * 2,)))
-    assert len(fitted.batches) == 3
-    for batch in fitted.batches[:-1]:
+    assert len(fitted.batches[PROBES:]) == 3
+    for batch in fitted.batches[PROBES:-1]:
         assert batch.texts == ("",)
         assert batch.last.tolist() == [0]
 
@@ -160,7 +212,7 @@ def test_generation_batches() -> None:
     fitted = Recorder()
     lm = tiny_lm("llama", fitted, batch_size=3)
     generated(lm, CONTEXTS)
-    (batch,) = fitted.batches
+    (batch,) = fitted.batches[PROBES:]
     assert sorted(batch.texts) == sorted(CONTEXTS)
     assert batch.last.tolist() == [max(map(len, CONTEXTS)) - 1] * 3
 

@@ -172,6 +172,23 @@ def test_wrong_input_is_one_sentence(model: str, quick: Path, capsys: pytest.Cap
     assert "cannot write in" in error_of([*common, "--output_path", "file"], capsys)
 
 
+def test_command_finds_the_fit_of_a_run(
+    model: str, quick: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ICRBENCH_CACHE", str(quick / "cache"))
+    run = ["run", "--methods", "few_shot", "--models", model, "--demo", "--limit", "2", "--seeds", "0", "--out", "out"]
+    line = ["--model", model, "--method", "few_shot", "--out", "out", "--tasks", "icrbench_everyday", "--limit", "1"]
+    assert main([*run, "--tasks", "sst2"]) == 0
+    assert command(*line) == 0
+    (file,) = Path("out/lm_eval").rglob("results_*.json")
+    assert file.relative_to("out/lm_eval").parts[0].startswith("few_shot-")
+    assert main([*run, "--tasks", "trec"]) == 0
+    message = error_of(line, capsys)
+    assert "has 2 fits of few_shot" in message
+    assert "(trained on=sst2)" in message
+    assert "(trained on=trec)" in message
+
+
 def test_unsaved_results_are_an_error(
     model: str, quick: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -373,7 +373,7 @@ def test_a_fit_that_another_process_makes_is_waited_for(
     icrbench.run(methods="fragile", out="other")
     (made,) = (icrbench.folder / "other" / "fitted").iterdir()
     target = icrbench.folder / "out" / "fitted" / made.name
-    lock = Store(icrbench.folder / "out").lock(f"fit-{made.name.removeprefix('fragile-')}")
+    lock = Store(icrbench.folder / "out").lock(f"fit-{made.name}")
     assert lock.__enter__()
 
     def other_process_ends(seconds: float) -> None:

@@ -10,7 +10,7 @@ from icrbench.analysis.explanation import text
 from icrbench.analysis.given import given_example
 from icrbench.backbone.load import check_model, load_backbone
 from icrbench.errors import UserError
-from icrbench.fits import method_without_fit, named_artefact
+from icrbench.fits import FitName
 from icrbench.report.figures.explanation import check_ending, write_explanation
 from icrbench.task import get_tasks
 
@@ -27,15 +27,13 @@ def run_explain(options: argparse.Namespace) -> None:
     example = given_example(tasks[0], options.text, options.field)
     if options.figure is not None:
         check_ending(options.figure)
-    if options.method is None and options.artifact is None:
-        options.method = "zero_shot"
-    if options.artifact is None:
-        method_without_fit(options.method)
+    plain = options.method is None and options.artifact is None and options.out is None
+    fit = FitName("zero_shot" if plain else options.method, options.artifact, options.out, tasks[0].name)
+    fit.check(options.model)
     check_model(options.model)
     disable_progress_bar()
     backbone = load_backbone(options.model, device=options.device, dtype=options.dtype)
-    artefact = named_artefact(backbone, options.method, options.artifact)
-    explained = explain(backbone, artefact, tasks[0], example)
+    explained = explain(backbone, fit.artefact(backbone), tasks[0], example)
     print(json.dumps(explained, indent=1, ensure_ascii=False) if options.json else text(explained))
     if options.figure is not None:
         write_explanation(explained, options.figure)

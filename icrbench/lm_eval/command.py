@@ -15,7 +15,7 @@ from icrbench.errors import UserError
 from icrbench.files import write_atomic
 from icrbench.lm_eval.model import ICRBenchLM
 
-DEFAULT_OUTPUT = "runs/default/lm_eval"
+DEFAULT_OUT = Path("runs/default")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -25,13 +25,14 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"lm-eval: {message}; `lm_eval run --help` lists its flags.")
 
 
-def evaluate(model: str, method: str | None, artifact: Path | None, flags: Sequence[str]) -> int:
+def evaluate(model: str, method: str | None, out: Path | None, artifact: Path | None, flags: Sequence[str]) -> int:
     """Evaluate with lm-eval.
 
     Args:
         model: as `load_backbone` takes it.
         method: name of a method; not needed beside ``artifact``.
-        artifact: folder of a fitted method.
+        out: results folder that has its fit, and gets lm-eval's results unless ``flags`` say otherwise.
+        artifact: instead, folder of the fit.
         flags: everything else, passed on to lm-eval.
 
     Raises:
@@ -42,8 +43,8 @@ def evaluate(model: str, method: str | None, artifact: Path | None, flags: Seque
     config = _checked(lambda: EvaluatorConfig.from_cli(argparse.Namespace(**vars(asked))))
     if not config.tasks:
         raise UserError("no task asked for: name some with --tasks; `lm_eval ls tasks` shows lm-eval's.")
-    ours = {"pretrained": model, "method": method, "artifact": None if artifact is None else str(artifact)}
-    given = {name: value for name, value in ours.items() if value is not None}
+    ours = {"pretrained": model, "method": method, "out": out, "artifact": artifact}
+    given = {name: str(value) for name, value in ours.items() if value is not None}
     for name in (*ours, "batch_size", "device", "max_batch_size"):
         if name in config.model_args:
             raise UserError(f"--model_args {name}=… has a flag of its own: use that.")
@@ -56,7 +57,7 @@ def evaluate(model: str, method: str | None, artifact: Path | None, flags: Seque
     )
     if lm.shows_demonstrations and config.num_fewshot:
         raise UserError(f"{lm.artefact.method.name} brings demonstrations of its own: leave out --num_fewshot.")
-    output = _output_folder(Path(config.output_path or DEFAULT_OUTPUT), lm)
+    output = _output_folder(Path(config.output_path or (out or DEFAULT_OUT) / "lm_eval"), lm)
     asked.model = "icrbench"
     asked.model_args = {**given, **config.model_args}
     asked.output_path = str(output)

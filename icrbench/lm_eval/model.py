@@ -19,8 +19,9 @@ from icrbench.backbone.load import load_backbone
 from icrbench.backbone.memory import activation_bytes, cache_bytes, free_bytes
 from icrbench.environment import code_identity, environment
 from icrbench.errors import UserError, unknown
-from icrbench.fits import named_artefact
+from icrbench.fits import FitName
 from icrbench.lm_eval.loglikelihood import Answer, Row, answers
+from icrbench.lm_eval.places import places_taken
 from icrbench.lm_eval.requests import query, refuse_second_demonstrations
 from icrbench.method import Artefact, Fitted
 from icrbench.task import DEMONSTRATION_SEPARATOR
@@ -58,6 +59,7 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         method: str | Artefact | None = None,
         artifact: str | Path | None = None,
         *,
+        out: str | Path | None = None,
         device: str | None = None,
         dtype: str | None = None,
         device_map: str | None = None,
@@ -70,7 +72,8 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         Args:
             pretrained: a backbone, or what `load_backbone` takes.
             method: name of a method, or a fitted one; not needed beside ``artifact``.
-            artifact: folder a run wrote: ``OUT/fitted/METHOD-KEY``. Methods without a fit need none.
+            artifact: folder of a fit: ``OUT/fitted/METHOD-KEY``. Methods without a fit need none.
+            out: instead, a results folder that has one fit of the method for the model.
             device: as `load_backbone` takes it, like the next two; for a model given by name.
             dtype: number type of the weights.
             device_map: to spread a model over devices.
@@ -89,7 +92,12 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
                 device = None  # lm-eval's command line asks for the first GPU, whether there is one or not
             pretrained = load_backbone(pretrained, device=device, dtype=dtype, device_map=device_map)
         self.backbone = pretrained
-        self.artefact = method if isinstance(method, Artefact) else named_artefact(self.backbone, method, artifact)
+        if isinstance(method, Artefact):
+            self.artefact = method
+        else:
+            named = FitName(method, Path(artifact) if artifact else None, Path(out) if out else None)
+            self.artefact = named.artefact(self.backbone)
+        self._taken = places_taken(self.backbone, self.fitted)
         self._asked: dict[str, str] = {}  # whole context, demonstrations included -> the context lm-eval asked about
         self._generating: tuple[str, ...] = ()  # contexts of the batch to be generated next
         self._longest = 0  # tokens of the longest sequence to be generated, where the batch size is ours to choose
@@ -126,6 +134,12 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     def fitted(self) -> Fitted:
         """The fitted method."""
         return self.artefact.fitted
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens of a sequence: what lm-eval takes, but no more than virtual tokens leave places for."""
+        asked: int = super().max_length
+        return min(asked, self.backbone.max_length - self._taken) if self._taken else asked
 
     @property
     def name(self) -> str:

@@ -11,8 +11,21 @@ from icrbench.distillation import Lesson, attempt
 from icrbench.errors import UserError
 from icrbench.method import make_method
 from icrbench.methods.live import LIVE, LIVEFitted, _turned
-from method_setup import DOMAINS, DTYPES, Slow, fit, logits, zero_shot_questions
+from method_setup import (
+    DOMAINS,
+    DTYPES,
+    Slow,
+    Training,
+    assert_spread,
+    fit,
+    logits,
+    some_lessons,
+    trained,
+    zero_shot_questions,
+)
 from tiny import FAMILIES, LAYERS, tiny_backbone
+
+__all__ = ["trained"]  # a fixture
 
 families = pytest.mark.parametrize("family", FAMILIES)
 points = pytest.mark.parametrize("point", ["attention", "mlp", "block"])
@@ -83,6 +96,25 @@ def test_gradients_reach_vectors_and_scales_alone(point: str) -> None:
         assert tensor.grad is not None
         assert (tensor.grad.flatten(1) if tensor.dim() > 1 else tensor.grad[:, None]).abs().sum(1).min() > 0
     assert all(parameter.grad is None for parameter in backbone.model.parameters())
+
+
+def test_the_objective_is_imitation_and_cross_entropy() -> None:
+    backbone = tiny_backbone("llama")
+    found = attempt(backbone, some_fitted(backbone), some_lessons(backbone))
+    wanted = found.divergence() + 0.25 * found.cross_entropy()
+    assert float(LIVE(w_answer=0.25).objective(found)) == pytest.approx(float(wanted))
+    assert min(float(found.divergence()), float(found.cross_entropy())) > 0.1
+
+
+def test_what_is_trained_and_from_where(trained: list[Training]) -> None:
+    fitted = fit("live", point="mlp", queries=4, per_class=1)
+    (own,) = trained
+    assert own.rates == {"vectors": 0.001, "scales": 0.01}
+    assert fitted.config == {"point": "mlp"}
+    assert_spread(fitted.tensors["vectors"], 0.01)
+    assert fitted.tensors["scales"].tolist() == pytest.approx([0.1] * LAYERS)
+    assert len(own.lessons) == 4
+    assert getattr(own.objective, "__func__", None) is LIVE.objective
 
 
 @pytest.mark.parametrize(("names", "target"), [(("trec",), "trec"), (DOMAINS, None)])

@@ -6,17 +6,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from icr_setup import demo_pool
 from icrbench.backbone import Backbone
 from icrbench.backbone.sites import Site
-from icrbench.distillation import attempt, taught
-from icrbench.episodes import Episode, Labelled
+from icrbench.distillation import attempt
 from icrbench.methods.m2iv import M2IV, M2IVFitted, synergy
-from method_setup import DOMAINS, DTYPES, Slow, fit, logits, zero_shot_questions
+from method_setup import (
+    DOMAINS,
+    DTYPES,
+    Slow,
+    Training,
+    assert_spread,
+    fit,
+    logits,
+    some_lessons,
+    trained,
+    zero_shot_questions,
+)
 from tiny import FAMILIES, LAYERS, tiny_backbone
+
+__all__ = ["trained"]  # a fixture
 
 families = pytest.mark.parametrize("family", FAMILIES)
 BRANCHES = ("attention", "mlp")
+SITES = [Site(branch, layer) for layer in range(LAYERS) for branch in BRANCHES]  # type: ignore[arg-type]
 TINY = {"queries": 6, "per_class": 1, "per_task": 1, "queries_per_set": 3, "batch_size": 3, "epochs": 2}
 
 
@@ -98,22 +110,36 @@ def test_synergy_is_0_for_equal_orthogonal_columns_of_any_length() -> None:
 def test_the_objective_sums_three_terms_over_real_tokens() -> None:
     backbone = tiny_backbone("gemma3")
     fitted, slow = some_fitted(backbone), Slow("gemma3")
-    pool = demo_pool("sst2")
-    shown = tuple(Labelled(pool.task, row) for row in pool.train[:2])
-    episodes = [Episode(shown, Labelled(pool.task, row)) for row in pool.train[2:6]]
-    lessons = taught(backbone, episodes)
-    sites = [Site(branch, layer) for layer in range(LAYERS) for branch in BRANCHES]  # type: ignore[arg-type]
-    found = attempt(backbone, fitted, lessons, sites)
+    lessons = some_lessons(backbone)
+    found = attempt(backbone, fitted, lessons, SITES)
     runs = [edited_outputs(slow, fitted, list(lesson.question.prompt.tokens)) for lesson in lessons]
     coupled = 0.0
     for layer in range(LAYERS):
         first, second = (torch.cat([run[branch, layer] for run in runs]) for branch in BRANCHES)
-        coupled += slow_synergy(first, second, 0.005) / LAYERS
-    wanted = found.divergence() + 0.5 * found.cross_entropy() + 0.1 * coupled
-    assert float(M2IV().objective(found)) == pytest.approx(float(wanted), rel=1e-4)
+        coupled += slow_synergy(first, second, 0.02) / LAYERS
+    plain = float(found.divergence() + 0.25 * found.cross_entropy())
+    weights = {"w_answer": 0.25, "w_apart": 0.02}
+    assert float(M2IV(w_synergy=0.3, **weights).objective(found)) == pytest.approx(plain + 0.3 * coupled, rel=1e-4)
     without = attempt(backbone, fitted, lessons)
-    assert float(M2IV(w_synergy=0).objective(without)) == pytest.approx(float(wanted - 0.1 * coupled), rel=1e-4)
-    assert 0.1 * coupled > 0.01
+    assert float(M2IV(w_synergy=0, **weights).objective(without)) == pytest.approx(plain, rel=1e-4)
+    assert 0.3 * coupled > 0.01
+
+
+@pytest.mark.parametrize(("weight", "sites"), [(0.1, SITES), (0.0, [])])
+def test_what_is_trained_and_from_where(trained: list[Training], weight: float, sites: list[Site]) -> None:
+    fitted = fit("m2iv", queries=4, per_class=1, w_synergy=weight)
+    (own,) = trained
+    assert own.rates == {"vectors": 0.001, "scales": 0.01}
+    assert_spread(fitted.tensors["vectors"], 0.01)
+    assert fitted.tensors["scales"].flatten().tolist() == pytest.approx([0.1] * 2 * LAYERS)
+    assert list(own.sites) == sites
+    assert len(own.lessons) == 4
+    assert getattr(own.objective, "__func__", None) is M2IV.objective
+
+
+def test_sizes_are_those_of_live() -> None:
+    assert (M2IV().learning_rate, M2IV().weight_decay, M2IV().epochs, M2IV().warmup) == (0.001, 0.001, 10, 0.1)
+    assert (M2IV().w_answer, M2IV().w_synergy, M2IV().w_apart) == (0.5, 0.1, 0.005)
 
 
 @pytest.mark.parametrize(("names", "target"), [(("trec",), "trec"), (DOMAINS, None)])

@@ -7,18 +7,30 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from icr_setup import demo_pool, some_batch
+from icr_setup import some_batch
 from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.sites import Site, captured
-from icrbench.distillation import attempt, taught
-from icrbench.episodes import Episode, Labelled
+from icrbench.distillation import attempt
 from icrbench.head_outputs import changed_heads
 from icrbench.methods.mimic import MimIC, MimICFitted
-from method_setup import DOMAINS, DTYPES, fit, logits, zero_shot_questions
+from method_setup import (
+    DOMAINS,
+    DTYPES,
+    Training,
+    assert_spread,
+    fit,
+    logits,
+    some_lessons,
+    trained,
+    zero_shot_questions,
+)
 from slow_heads import assert_heads
 from tiny import FAMILIES, LAYERS, tiny_backbone
 
+__all__ = ["trained"]  # a fixture
+
 families = pytest.mark.parametrize("family", FAMILIES)
+SITES = [Site("mlp", layer) for layer in range(LAYERS)]
 TINY = {"queries": 6, "per_class": 1, "per_task": 1, "queries_per_set": 3, "batch_size": 3, "epochs": 2}
 
 
@@ -153,14 +165,24 @@ def test_the_true_demonstration_term_gives_what_attention_to_demonstrations_give
 
 def test_the_objective_is_distance_and_cross_entropy() -> None:
     backbone = tiny_backbone("llama")
-    pool = demo_pool("sst2")
-    shown = tuple(Labelled(pool.task, row) for row in pool.train[:2])
-    sites = [Site("mlp", layer) for layer in range(LAYERS)]
-    lessons = taught(backbone, [Episode(shown, Labelled(pool.task, row)) for row in pool.train[2:6]], sites)
-    found = attempt(backbone, some_fitted(backbone), lessons, sites)
-    wanted = 3 * found.distance() + 0.5 * found.cross_entropy()
-    assert float(MimIC(w_distance=3).objective(found)) == pytest.approx(float(wanted))
+    found = attempt(backbone, some_fitted(backbone), some_lessons(backbone, SITES), SITES)
+    wanted = 3 * found.distance() + 0.25 * found.cross_entropy()
+    assert float(MimIC(w_distance=3, w_answer=0.25).objective(found)) == pytest.approx(float(wanted))
     assert min(float(found.distance()), float(found.cross_entropy())) > 0.1
+
+
+def test_what_is_trained_and_from_where(trained: list[Training]) -> None:
+    fitted = fit("mimic", queries=4, per_class=1)
+    (own,) = trained
+    assert own.rates == {"shifts": 0.005, "probes": 0.005, "biases": 0.005}
+    shifts, probes = fitted.tensors["shifts"], fitted.tensors["probes"]
+    assert_spread(shifts, 0.001)
+    assert_spread(probes, 0.02)
+    assert abs(float(torch.corrcoef(torch.stack([shifts.flatten(), probes.flatten()]))[0, 1])) < 0.3
+    assert not fitted.tensors["biases"].any()
+    assert list(own.sites) == SITES
+    assert [set(lesson.vectors) for lesson in own.lessons] == [set(SITES)] * 4
+    assert getattr(own.objective, "__func__", None) is MimIC.objective
 
 
 @pytest.mark.parametrize(("names", "target"), [(("trec",), "trec"), (DOMAINS, None)])
