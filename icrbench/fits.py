@@ -1,6 +1,7 @@
 """How a user names a fitted method, for commands that apply one and do not run a grid; and which stored fit that is."""
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,8 @@ class FitName:
     Attributes:
         method: its name; not needed beside ``artifact``.
         artifact: the fit's folder, ``OUT/fitted/METHOD-KEY``.
-        out: instead, a results folder that has one fit of the method for the model and the task. A method without a fit
-            needs neither.
+        out: instead, a results folder that has one fit of the method for the model and the task; of several that differ
+            in their seed alone, the lowest seed is taken. A method without a fit needs neither.
         task: the task it is for; None where no task of ours is meant.
     """
 
@@ -99,12 +100,20 @@ class FitName:
                 fits.setdefault(folder, []).append(record)
         if not fits:
             raise self._missing(backbone.revision.name)
-        if len(fits) > 1:
-            raise UserError(
-                f"{self.out} has {len(fits)} fits of {self._for(backbone.revision.name)}: give --artifact, with one of"
-                f" {_told_apart(fits)}."
-            )
-        return next(iter(fits))
+        if len(fits) == 1:
+            return next(iter(fits))
+        wanted = self._for(backbone.revision.name)
+        facts = {folder: _facts(records) for folder, records in fits.items()}
+        apart = _apart(list(facts.values()))
+        if apart == ["seed"]:  # none of them is better than another
+            seed, chosen = min((int(known["seed"]), folder) for folder, known in facts.items())
+            print(f"{wanted}: seed {seed} of {len(fits)}; --artifact names another", file=sys.stderr)
+            return chosen
+        told = ", ".join(
+            f"{folder} ({', '.join(f'{name}={known[name]}' for name in apart if name in known)})"
+            for folder, known in sorted(facts.items())
+        )
+        raise UserError(f"{self.out} has {len(fits)} fits of {wanted}: give --artifact, with one of {told}.")
 
     def _for(self, model: str) -> str:
         return f"{self.method} for {model}" + (f" and {self.task}" if self.task else "")
@@ -115,16 +124,11 @@ class FitName:
         return UserError(f"{self.out} has no fit of {self._for(model)}: make one with `{shlex.join(line)}`.")
 
 
-def _told_apart(fits: Mapping[Path, Sequence[CellRecord]]) -> str:
-    """Fits, each with the facts in which they differ."""
-    facts = {folder: _facts(records) for folder, records in fits.items()}
-    names = dict.fromkeys(name for known in facts.values() for name in known)
-    differing = [name for name in names if len({known.get(name) for known in facts.values()}) > 1]
-    differing = [name for name in differing if name != "last used"] or differing  # it differs always, and says least
-    return ", ".join(
-        f"{folder} ({', '.join(f'{name}={known[name]}' for name in differing if name in known)})"
-        for folder, known in sorted(facts.items())
-    )
+def _apart(facts: Sequence[Mapping[str, str]]) -> list[str]:
+    """The names of what differs."""
+    names = dict.fromkeys(name for known in facts for name in known)
+    differing = [name for name in names if len({known.get(name) for known in facts}) > 1]
+    return [name for name in differing if name != "last used"] or differing  # it differs always, and says least
 
 
 def _facts(records: Sequence[CellRecord]) -> dict[str, str]:

@@ -35,6 +35,14 @@ def test_several_fits_are_listed_with_what_tells_them_apart(icrbench: Commands) 
         assert done.err.count(f"({facts})") == 1
 
 
+def test_of_seeds_the_first_is_taken_and_named(icrbench: Commands) -> None:
+    assert icrbench.run(methods="few_shot", seeds="2,1").code == 0
+    done = explained(icrbench)
+    assert done.code == 0
+    assert "seed 1 of 2" in done.err
+    assert "seed 1 of 2" not in done.out
+
+
 def test_protocols_share_a_fit_which_is_then_one(icrbench: Commands) -> None:
     for protocol in ("paper", "in_task"):
         assert icrbench.run(methods="few_shot", protocol=protocol).code == 0
