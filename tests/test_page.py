@@ -174,11 +174,21 @@ def test_details_name_what_sets_a_row_apart(store: Store) -> None:
     details = {row["label"]: row["detail"] for row in table["rows"]}
     assert details["icr:rank=4"]["hyperparameters"] == {"rank": "4", "basis": "pca"}
     assert (details["icr"]["changed"], details["icr:rank=4"]["changed"]) == ([], ["rank"])
-    assert ["Seeds", "0"] in details["icr"]["facts"]
+    assert ["Seeds", "1 (seed 0)"] in details["icr"]["facts"]
     # The table names one command, which is not the plain row's.
     assert ["command", "icrbench run --x"] in table["provenance"]
     assert ["command", ""] in details["icr"]["provenance"]
     assert ["commit", "def"] in details["icr:rank=4"]["provenance"]
+
+
+def test_the_winner_is_shown_with_its_cost(store: Store) -> None:
+    fill(store, "zero_shot", None, [20, 16])
+    assert "Cost" not in build(store)[1].inside["dt"]  # nobody's
+    fill(store, "icr", 0, [30, 16])
+    _, seen, _ = build(store)
+    (cost,) = [text for name, text in zip(seen.inside["dt"], seen.inside["dd"], strict=True) if name == "Cost"]
+    # 10 tokens over the 40 rows of a cell
+    assert cost == "Time of one fit: nothing to fit\nCached parameters: 0\nPrompt tokens an example: 0 (zero-shot 0)"
 
 
 def characters(text: str) -> list[int]:

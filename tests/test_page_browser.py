@@ -149,8 +149,8 @@ def test_every_number_has_its_interval(page: Driver, table: Table) -> None:
     rows = page.find_elements(By.CSS_SELECTOR, "#table-0 .scores tbody tr")
     assert len(rows) == len(table.rows)
     for row, line in zip(table.rows, rows, strict=True):
-        cells = line.find_elements(By.TAG_NAME, "td")
-        for column, cell in zip(table.columns, cells, strict=False):
+        average, _, *others = line.find_elements(By.TAG_NAME, "td")  # the second is the collapse
+        for column, cell in zip(table.columns, (*others, average), strict=True):
             score = row.scores[column.name]
             if score.mean is None or score.interval is None:
                 assert cell.text.startswith(("failed (1)", "incomplete"))
@@ -159,6 +159,22 @@ def test_every_number_has_its_interval(page: Driver, table: Table) -> None:
             ends = f"{100 * score.interval.low:.1f}–{100 * score.interval.high:.1f}"
             assert find(cell, ".ci").text == ends
             assert find(cell, ".ci").is_displayed()
+
+
+def test_the_ranking_is_seen_first_and_bold_means_best(page: Driver, table: Table) -> None:
+    assert texts(page, "#table-0 thead button")[:3] == ["Method", "Average", "Collapse"]
+    assert texts(page, "#table-0 .group")[0] == "All 4 tasks"
+    resize(page, 390, 844)
+    right = "return document.querySelector('#table-0 .scores tbody td .value').getBoundingClientRect().right"
+    assert page.execute_script(right) < 390
+    weights = """return [...document.querySelectorAll('#table-0 .scores .value')]
+        .map((value) => [value.classList.contains('best'), Number(getComputedStyle(value).fontWeight) >= 600])"""
+    assert all(best == bold for best, bold in page.execute_script(weights))
+
+
+def test_times_say_why_they_do_not_compare(page: Driver) -> None:
+    page.execute_script("document.querySelector('#table-0 .scores tbody th button').click()")
+    assert "Do not compare methods by these times" in find(page, "dialog").text
 
 
 def test_our_own_form_is_called_so(page: Driver) -> None:
@@ -205,8 +221,8 @@ def test_filters(page: Driver) -> None:
     soon(page, lambda: len(methods(page)) == 5)
     Select(find(page, "[name=role]")).select_by_value("near_ood")
     soon(page, lambda: "SST-2" not in texts(page, "#table-0 thead button"))
-    assert texts(page, "#table-0 thead button") == ["Method", "MR", "Average", "Average"]
-    assert texts(page, "#table-0 .group") == ["Near out-of-domain", "All 4 tasks"]
+    assert texts(page, "#table-0 thead button") == ["Method", "Average", "MR", "Average"]
+    assert texts(page, "#table-0 .group") == ["All 4 tasks", "Near out-of-domain"]
     Select(find(page, "[name=model]")).select_by_visible_text("tiny")
     Select(find(page, "[name=protocol]")).select_by_visible_text("paper")
     soon(page, lambda: find(page, "#status").text.startswith("2 comparisons of 2"))
@@ -220,7 +236,7 @@ def test_differences_with_marks_that_need_no_colour(page: Driver, table: Table) 
     line = page.find_elements(By.CSS_SELECTOR, "#table-0 .scores tbody tr")[place]
     soon(page, lambda: find(page, "#table-0 caption").text.startswith("Difference to zero-shot"))
     line = page.find_elements(By.CSS_SELECTOR, "#table-0 .scores tbody tr")[place]
-    cell = line.find_elements(By.TAG_NAME, "td")[0]
+    cell = line.find_elements(By.TAG_NAME, "td")[2]  # behind average and collapse
     assert find(cell, ".value").text == f"+{100 * score.versus.difference:.1f}"
     assert find(cell, ".mark").text == "▲"
     assert "not noise" in (find(cell, ".sr").get_attribute("textContent") or "")
@@ -271,6 +287,13 @@ def test_the_keyboard_reaches_everything(page: Driver) -> None:
     assert {"model", "protocol", "role", "method", "view", "link", "scroll", "a", "b", "which"} <= reached
 
 
+def test_the_top_leads_to_the_single_examples(page: Driver) -> None:
+    link = find(page, "#to-examples")
+    assert link.is_displayed()
+    assert link.get_attribute("href").endswith("#examples")  # type: ignore[union-attr]
+    assert find(page, "#examples").is_displayed()
+
+
 def test_examples_agree_with_the_store(page: Driver, store: Store, table: Table) -> None:
     Select(find(page, "#pair [name=task]")).select_by_visible_text("TREC")
     Select(find(page, "#pair [name=a]")).select_by_visible_text("icr:rank=4, seed 0")
@@ -287,6 +310,7 @@ def test_examples_agree_with_the_store(page: Driver, store: Store, table: Table)
     assert len(texts(page, ".rows tbody tr")) == min(20, expected[1] + expected[2])
     Select(find(page, "[name=which]")).select_by_value("both")
     ids = store.examples(keys["icr", 1])["example_id"]
+    assert f"{ids[0]} is row 0 of the test data" in find(page, ".rows caption").text
     wanted = list(ids[one & other])
     while find(page, ".more .button").is_displayed():
         page.execute_script("arguments[0].click()", find(page, ".more .button"))

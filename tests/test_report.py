@@ -240,7 +240,7 @@ def test_footnotes(store: Store) -> None:
     found = {"pairs": {"sst2->mr": 74, "trec->cb": 0}, "clean": False}
     add(store, "mr", "zero_shot", None, answers(20), contamination=found, truncated=3)
     text = "\n".join(notes(only(store)))
-    assert "Overlap of training with test data (left in the training data): sst2->mr 74." in text
+    assert "Training texts that are also test texts (left in the training data): 74 of sst2 in mr." in text
     assert "zero_shot on mr 3 of 40" in text
     assert "Test rows: mr 40." in text
     assert "Seeds: zero_shot 1." in text

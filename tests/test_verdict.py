@@ -62,16 +62,39 @@ def test_a_close_second_is_named(store: Store) -> None:
     fill(store, "icr", 0, [80, 70, 80, 81])
     fill(store, "icr:rank=4", 0, [80, 70, 80, 80])
     _, words, facts = only(store)
-    assert words.headline == "icr beats zero-shot by 37.8 points, but not clearly icr:rank=4."
+    assert words.headline == "icr beats zero-shot by 37.8 points, but its lead over icr:rank=4 is not certain."
+    assert words.leader == "icr"
+    assert facts["By how much"].endswith("the average over 4 tasks. The best of 2 methods.")
     assert facts["Next best"].startswith("icr:rank=4 at 77.5 %; the lead over it is +0.2 points [")
     assert facts["Next best"].endswith("may be noise.")
+
+
+def test_all_rivals_of_a_close_race_are_counted(store: Store) -> None:
+    fill(store, "zero_shot", None, [40, 40, 40, 40])
+    for place, label in enumerate(("icr", "icr:rank=4", "icv", "i2cl")):
+        fill(store, label, 0, [80, 70, 80, 81 - place])
+    assert only(store)[1].headline.endswith("but its lead over icr:rank=4 and 2 others is not certain.")
+
+
+def test_few_shot_wins_with_its_examples_in_the_prompt(store: Store) -> None:
+    fill(store, "zero_shot", None, [40, 40, 40, 40])
+    fill(store, "few_shot", 0, [80, 80, 80, 80])
+    assert "Best implicit" not in only(store)[2]
+    fill(store, "icr", 0, [70, 70, 70, 70])
+    fill(store, "icv", 0, [60, 60, 60, 60])
+    _, words, facts = only(store)
+    assert words.leader == "few_shot"
+    assert facts["Best implicit"].startswith(
+        "few_shot reads its examples in every prompt. The best that does not is icr at 70.0 %, +30.0 ["
+    )
+    assert facts["Best implicit"].endswith("] against zero-shot: not noise.")
 
 
 def test_nobody_beats_zero_shot(store: Store) -> None:
     fill(store, "zero_shot", None, [60, 60, 60, 60])
     fill(store, "icr", 0, [40, 40, 50, 58])
     _, words, facts = only(store)
-    assert (words.headline, words.certainty) == ("No method beats zero-shot.", None)
+    assert (words.headline, words.certainty, words.leader) == ("No method beats zero-shot.", None, "icr")
     assert facts["Closest"].startswith("icr. −13.0 points [")
     assert facts["Gains"] == "on no task"
 
@@ -89,7 +112,9 @@ def test_without_a_full_row_nobody_wins(store: Store) -> None:
 def test_nothing_complete(store: Store) -> None:
     fill(store, "zero_shot", None, [60, 60, 60])
     add(store, "cb", "icr", 0, [True] * N)
-    assert only(store)[1].headline == "No winner can be named: no method has a result on every task."
+    _, words, _ = only(store)
+    assert words.headline == "No winner can be named: no method has a result on every task."
+    assert words.leader is None
 
 
 def test_cautions(store: Store) -> None:
@@ -97,7 +122,7 @@ def test_cautions(store: Store) -> None:
     fill(store, "zero_shot", None, [50, 50, 50, 50], kind="demo", contamination=found)
     cautions = [text for question, text in only(store)[1].facts if question == "Beware"]
     assert cautions[0].startswith("These are bundled demonstration rows")
-    assert "sst2->mr 74" in cautions[1]
+    assert "74 of sst2 in mr" in cautions[1]
 
 
 @pytest.mark.parametrize(

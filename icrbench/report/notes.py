@@ -108,14 +108,15 @@ def overlap(records: list[CellRecord], clean: bool) -> list[str]:
     """The contamination the records report, if any."""
     found: dict[str, str] = {}
     for record in records:
-        pairs = record["data"]["contamination"].get("pairs", {})
-        if isinstance(pairs, dict):
-            found.update({str(pair): _compact(count) for pair, count in pairs.items() if count})
+        own = record["data"]["contamination"].get("pairs", {})
+        if isinstance(own, dict):
+            found.update({str(pair): _compact(count) for pair, count in own.items() if count})
     if not found:
         return []
-    listed = ", ".join(f"{pair} {count}" for pair, count in sorted(found.items()))
+    pairs = [(*pair.split("->"), count) for pair, count in sorted(found.items())]
+    listed = ", ".join(f"{count} of {train} in {test}" for train, test, count in pairs)
     state = "removed from the training data" if clean else "left in the training data"
-    return [f"Overlap of training with test data ({state}): {listed}."]
+    return [f"Training texts that are also test texts ({state}): {listed}."]
 
 
 def _truncated(table: Table) -> list[str]:

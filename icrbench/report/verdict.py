@@ -26,11 +26,13 @@ class Verdict:
         headline: who wins, or that nobody does.
         certainty: of the headline; None where there is nothing to be sure of.
         facts: pairs of a question and its answer.
+        leader: label of the row that the words are about; None where no method has a result on every task.
     """
 
     headline: str
     certainty: Certainty | None
     facts: tuple[tuple[str, str], ...]
+    leader: str | None = None
 
 
 def certainty(versus: stats.Comparison, p_holm: float) -> Certainty:
@@ -53,15 +55,14 @@ def verdict(table: Table) -> Verdict:
     leader = max(ranked, key=lambda row: row.scores[AVERAGE].mean or 0.0)
     has_reference = any(row.label == "zero_shot" for row in ranked)
     if leader.label == "zero_shot":
-        headline, facts = _nobody(table, ranked)
-        return Verdict(headline, None, facts + beware)
+        return _nobody(table, ranked, beware)
     if not has_reference:
         headline = f"{display_name(leader.label)} has the best average, {_mean(leader)}."
         facts = (("Is it noise?", "There is no complete zero-shot row to compare with."), *_next(ranked))
-        return Verdict(headline, None, facts + beware)
+        return Verdict(headline, None, facts + beware, leader.label)
     headline, sure = _headline(leader, ranked)
-    facts = (*_size(table, leader), *_where(table, leader), *_next(ranked))
-    return Verdict(headline, sure, facts + beware)
+    facts = (*_size(table, leader), *_where(table, leader), *_next(ranked), *_implicit(leader, ranked))
+    return Verdict(headline, sure, facts + beware, leader.label)
 
 
 def _headline(leader: Row, ranked: list[Row]) -> tuple[str, Certainty]:
@@ -77,18 +78,20 @@ def _headline(leader: Row, ranked: list[Row]) -> tuple[str, Certainty]:
     open_race = [row for row in ranked if row.behind and certainty(row.behind.versus, row.behind.p_holm) != "clear"]
     if open_race:
         rival = max(open_race, key=lambda row: row.scores[AVERAGE].mean or 0.0)
-        more = f" and {len(open_race) - 1} more" if len(open_race) > 1 else ""
-        return f"{name} beats zero-shot by {ahead} points, but not clearly {display_name(rival.label)}{more}.", sure
+        others = len(open_race) - 1
+        more = f" and {others} other{'s' if others > 1 else ''}" if others else ""
+        lead = f"its lead over {display_name(rival.label)}{more} is not certain"
+        return f"{name} beats zero-shot by {ahead} points, but {lead}.", sure
     return f"{name} wins, {ahead} points ahead of zero-shot; this is not noise.", sure
 
 
-def _nobody(table: Table, ranked: list[Row]) -> tuple[str, tuple[tuple[str, str], ...]]:
+def _nobody(table: Table, ranked: list[Row], beware: tuple[tuple[str, str], ...]) -> Verdict:
     others = [row for row in ranked if row.label != "zero_shot"]
     if not others:
-        return "Only zero-shot has a result on every task.", ()
+        return Verdict("Only zero-shot has a result on every task.", None, beware)
     best = max(others, key=lambda row: row.scores[AVERAGE].mean or 0.0)
     facts = (("Closest", f"{display_name(best.label)}. {_size(table, best)[0][1]}"), *_size(table, best)[1:])
-    return "No method beats zero-shot.", (*facts, *_where(table, best))
+    return Verdict("No method beats zero-shot.", None, (*facts, *_where(table, best), *beware), best.label)
 
 
 def _size(table: Table, row: Row) -> tuple[tuple[str, str], ...]:
@@ -99,9 +102,11 @@ def _size(table: Table, row: Row) -> tuple[tuple[str, str], ...]:
     assert score.mean is not None
     assert base.mean is not None
     tasks = len(table.columns[-1].tasks)
+    methods = sum(other.label != "zero_shot" and other.scores[AVERAGE].mean is not None for other in table.rows)
     much = (
         f"{_points(score.versus)} against zero-shot: {tenths(score.mean):.1f} % against {tenths(base.mean):.1f} % "
         f"accuracy, {f'the average over {tasks} tasks' if tasks > 1 else 'on the one task there is'}."
+        + (f" The best of {methods} methods." if methods > 1 else "")
     )
     p, sure = f"Holm-corrected p {_p(score.p_holm)}", certainty(score.versus, score.p_holm)
     zero = tenths(score.versus.interval.low) <= 0 <= tenths(score.versus.interval.high)
@@ -154,6 +159,20 @@ def _next(ranked: list[Row]) -> tuple[tuple[str, str], ...]:
         f"p {_p(gap.p_holm)}: {WORDS[sure]}."
     )
     return (("Next best", text),)
+
+
+def _implicit(leader: Row, ranked: list[Row]) -> tuple[tuple[str, str], ...]:
+    """The best method that does what the page asks for, where the winner is the one that reads its examples."""
+    others = [row for row in ranked if row.method not in ("few_shot", "zero_shot")]
+    if leader.method != "few_shot" or not others:
+        return ()
+    best = max(others, key=lambda row: row.scores[AVERAGE].mean or 0.0)
+    score = best.scores[AVERAGE]
+    text = (
+        f"{display_name(leader.label)} reads its examples in every prompt. The best that does not is "
+        f"{display_name(best.label)} at {_mean(best)}, {_change(score)} against zero-shot: {_sure(score)}."
+    )
+    return (("Best implicit", text),)
 
 
 def _cautions(table: Table) -> list[str]:

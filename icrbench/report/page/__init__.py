@@ -19,7 +19,7 @@ from icrbench import __version__
 from icrbench.report import lm_eval_results
 from icrbench.report.leaderboard import Table
 from icrbench.report.lm_eval_results import Value
-from icrbench.report.page.data import table_data
+from icrbench.report.page.data import cost, table_data
 from icrbench.report.page.examples import packed
 from icrbench.report.verdict import WORDS, verdict
 from icrbench.store import Store
@@ -35,6 +35,10 @@ def html(tables: Sequence[Table], values: Sequence[Value], store: Store) -> str:
     """
     style, script = (Markup((_FOLDER / name).read_text("utf-8")) for name in ("page.css", "page.js"))
     shown = [table_data(table) for table in tables]
+    verdicts = [verdict(table) for table in tables]
+    costs = [
+        cost(numbers, words.leader) if words.leader else "" for numbers, words in zip(shown, verdicts, strict=True)
+    ]
     data = {"tables": shown, "examples": packed(tables, store), "words": WORDS}
     environment = Environment(loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("index.html").render(
@@ -44,7 +48,7 @@ def html(tables: Sequence[Table], values: Sequence[Value], store: Store) -> str:
         style_hash=_hash(style),
         script_hash=_hash(script),
         data=_json(data),
-        tables=[(table.group, verdict(table)) for table in tables],
+        tables=list(zip((table.group for table in tables), verdicts, costs, strict=True)),
         words=WORDS,
         lm_eval=lm_eval_results.tables(values),
         models=sorted({table["model"] for table in shown}),

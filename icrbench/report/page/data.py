@@ -47,6 +47,16 @@ def table_data(table: Table) -> dict[str, Any]:
     }
 
 
+def cost(table: dict[str, Any], label: str) -> str:
+    """What ``table_data`` tells of a row's cost, a line each, for the verdict; prompts beside those of zero-shot."""
+    facts = {row["label"]: dict(row["detail"]["facts"]) for row in table["rows"]}
+    own, prompt = facts[label], "Prompt tokens an example"
+    base = facts["zero_shot"].get(prompt) if "zero_shot" in facts and label != "zero_shot" else None
+    beside = {prompt: f" (zero-shot {base})"} if base else {}
+    names = ("Time of one fit", "Cached parameters", prompt)
+    return "\n".join(f"{name}: {own[name]}{beside.get(name, '')}" for name in names if name in own)
+
+
 def _column(column: Column, roles: dict[str, str]) -> dict[str, Any]:
     role = column.name if column.name in ROLES else None if column.is_average else roles[column.name]
     return {
@@ -100,8 +110,8 @@ def _detail(
     cached = sorted({result["cached_parameters"] for result in ran})
     rows = sum(result["n"] for result in ran)
     facts = [
-        ("Seeds", ", ".join(map(str, seeds)) or "none: no randomness"),
-        ("Time to fit", _range(fits, "{:,.0f} s") if any(fits) else "nothing to fit"),
+        ("Seeds", _seeds(seeds)),
+        ("Time of one fit", _range(fits, "{:,.0f} s") if any(fits) else "nothing to fit"),
         ("Cached parameters", _range(cached, "{:,}")),
         ("Prompt tokens an example", f"{sum(r['prompt_tokens'] for r in ran) / rows:,.0f}" if rows else ""),
         (
@@ -129,6 +139,12 @@ def _hyperparameters(records: Sequence[CellRecord]) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """How many, and which: "0" alone would read as none."""
+    listed = ", ".join(map(str, seeds))
+    return f"{len(seeds)} (seed{'s' if len(seeds) > 1 else ''} {listed})" if seeds else "none: no randomness"
 
 
 def _range(values: Sequence[float], form: str) -> str:

@@ -122,8 +122,11 @@
 
   // ---- Tables of scores
 
+  // The average of all tasks first: what the methods are ranked by has to be seen without scrolling sideways.
   const columnsOf = (table) =>
-    table.columns.map((column, place) => ({ ...column, place })).filter((column) => !filters.role || column.role === filters.role || column.role === null);
+    table.columns.map((column, place) => ({ ...column, place }))
+      .filter((column) => !filters.role || column.role === filters.role || column.role === null)
+      .sort((one, other) => (one.role !== null) - (other.role !== null));
 
   function tint(cell, score) {
     if (score.d === undefined) return;
@@ -183,12 +186,12 @@
     const columns = columnsOf(table);
     columns.forEach((column, place) => { column.starts = !place || columns[place - 1].role !== column.role; });
     const hasCollapse = table.rows.some((row) => row.collapse !== null) && !filters.role;
+    const collapse = (row) => make("td", {}, row.collapse === null ? make("span", { class: "gap" }, "—") : String(row.collapse));
     const body = make("tbody", {});
     const fill = () => body.replaceChildren(...sorted(table, methodsOf(table), memory[number].sort).map((row) =>
       make("tr", {},
         make("th", { scope: "row" }, methodButton(table, row), row.seeds > 1 ? make("span", { class: "spread" }, ` ${row.seeds} seeds`) : null),
-        columns.map((column) => entry(row, column)),
-        hasCollapse ? make("td", {}, row.collapse === null ? make("span", { class: "gap" }, "—") : String(row.collapse)) : null)));
+        columns.flatMap((column) => [entry(row, column), hasCollapse && column.role === null ? collapse(row) : null]))));
     const heads = [];
     const head = (name, words, attributes) => {
       const arrow = make("span", { class: "arrow", "aria-hidden": "true" });
@@ -218,17 +221,19 @@
       if (column.starts) groups.push({ title: column.role ? ROLES[column.role] : `All ${count(column.tasks, "task")}`, span: 0 });
       groups[groups.length - 1].span += 1;
     }
-    if (hasCollapse) groups[groups.length - 1].span += 1;
+    if (hasCollapse) groups[0].span += 1;
     const header = make("thead", {},
       make("tr", {}, head("method", "Method", { rowspan: 2, class: "corner" }),
         groups.map((group) => make("th", { class: "group", scope: "colgroup", colspan: group.span }, group.title))),
       make("tr", {},
-        columns.map((column) => head(column.name, column.average ? "Average" : column.title, { class: column.starts ? "first" : null })),
-        hasCollapse ? head("collapse", "Collapse", {}) : null));
+        columns.flatMap((column) => [
+          head(column.name, column.average ? "Average" : column.title, { class: column.starts ? "first" : null }),
+          hasCollapse && column.role === null ? head("collapse", "Collapse", {}) : null])));
     fill();
     showSort();
     const what = filters.view === "d" ? "Difference to zero-shot in points" : "Accuracy in %";
-    const caption = make("caption", {}, make("span", {}, `${what}, and below it the 95 % interval. Column titles sort; a method's name opens its details.`));
+    const caption = make("caption", {}, make("span", {}, `${what}, and below it the 95 % interval. Column titles sort; until then zero-shot and few-shot stand first, the rest by their average. ` +
+      "A method's name opens its cost and hyperparameters."));
     return make("div", { class: "scroll", role: "region", "aria-label": `Scores: ${table.title}`, tabindex: "0" },
       make("table", { class: "scores" }, caption, header, body));
   }
@@ -325,18 +330,19 @@
       make("p", { class: "quiet" }, table.title),
       row.name === row.label ? null : make("p", {}, "In commands: ", make("code", {}, row.label)),
       failed.length ? make("ul", { class: "notes" }, failed.map((text) => make("li", {}, text))) : null,
-      make("h3", {}, "Cost"), pairs(facts),
+      make("h3", {}, "Cost and seeds"), pairs(facts),
+      make("p", { class: "legend" }, "Do not compare methods by these times: methods that leave the same states alone share them, so the first to score pays for the others, and a fit that finds states of another on disk takes less."),
       make("h3", {}, "Hyperparameters"),
       Object.keys(hyperparameters).length
         ? pairs(Object.entries(hyperparameters), "", changed) : make("p", {}, "None."),
       changed.length ? make("p", { class: "legend" }, `In bold: other than in the plain row of this method (${changed.join(", ")}).`) : null,
       drawn.length ? make("h3", {}, "Difference to zero-shot") : null,
       drawn.length ? forest(drawn.map((task) => ({
-        name: task.average && task.role ? `${ROLES[task.role]}, average` : task.title, value: task.score.d, ends: task.score.dci, sure: task.score.sure })), true, "Difference to zero-shot by task") : null,
+        name: make("span", {}, breakable(task.average && task.role ? `${ROLES[task.role]}, average` : task.title)), value: task.score.d, ends: task.score.dci, sure: task.score.sure })), true, "Difference to zero-shot by task") : null,
       make("h3", {}, "Every number"),
       make("div", { class: "scroll", role: "region", "aria-label": "Every number", tabindex: "0" },
         make("table", { class: "plain" },
-          make("caption", {}, make("span", {}, "Accuracy in %; SD over seeds; difference in points; p corrected by Holm's method.")),
+          make("caption", {}, make("span", {}, "Accuracy in %; SD over seeds; difference in points; p corrected by Holm's method, intervals not corrected.")),
           make("thead", {}, make("tr", {}, ["Task", "Accuracy", "95 %", "SD", "vs zero-shot", "95 %", "p", "Test rows"].map((name) => make("th", { scope: "col" }, name)))),
           make("tbody", {}, tasks.map(line)))),
       make("h3", {}, "Where it comes from"),
@@ -401,6 +407,7 @@
 
   function showPair(table, set, a, b) {
     const [start, rests] = set.ids;
+    const id = start + rests[0];
     const kinds = { both: [], a: [], b: [], neither: [] };
     for (let place = 0; place < rests.length; place += 1) {
       const gold = set.gold[place];
@@ -464,7 +471,8 @@
       make("div", { class: "sub" }, make("label", { class: "field" }, "Questions", which)),
       make("div", { class: "scroll", role: "region", "aria-label": "Questions", tabindex: "0" },
         make("table", { class: "plain rows", role: "table" },
-          make("caption", {}, make("span", {}, "Answers, and the logit of every option (the highest is the answer). Results hold no texts: look a question up in the data by its number.")),
+          make("caption", {}, make("span", {}, "Answers, and the logit of every option (the highest is the answer). Results hold no texts: " +
+            `${id} is row ${id.split("/").pop()} of the test data, counted from 0.`)),
           make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, columns.map((name) => make("th", { scope: "col", class: "left", role: "columnheader" }, name)))),
           body)),
       none,
@@ -506,7 +514,7 @@
 
   function startExamples() {
     if (!DATA.examples.length) return;
-    byId("examples").hidden = false;
+    byId("examples").hidden = byId("to-examples").hidden = false;
     const tables = [...new Set(DATA.examples.map((set) => set.table))];
     pair.table.replaceChildren(...tables.map((place) => option(place, DATA.tables[place].title)));
     pair.addEventListener("submit", (event) => event.preventDefault());
