@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from common import backbone, parser, report
+from common import backbone, parser, report, rows
 
-from icrbench.data import LocalDir, load
 from icrbench.demonstrations import spread
 from icrbench.episodes import Labelled, Questions
 from icrbench.errors import UserError
-from icrbench.method import FitData, Pool, make_method
+from icrbench.method import FitData, make_method
 from icrbench.presets import preset
 from icrbench.randomness import Randomness
 from icrbench.selection import accuracies
@@ -48,12 +47,12 @@ def main() -> None:
     ask = Questions(model)
     pools, questions = {}, {}
     for task in get_tasks(asked.tasks):
-        data = load(task, LocalDir(asked.data_dir))
-        rows = spread(data.train, asked.held_out, Randomness(asked.seed).python("preset-search", task.name))
-        gone = {row.content_hash for row in rows}
-        left = tuple(row for row in data.train if row.content_hash not in gone)
-        pools[task.name] = Pool(task, left, data.provenance.sha256["train"])
-        questions[task.name] = ask.zero_shot(Labelled(task, row) for row in rows)
+        pool, _ = rows(asked, task.name, 1)
+        held_out = spread(pool.train, asked.held_out, Randomness(asked.seed).python("preset-search", task.name))
+        gone = {row.content_hash for row in held_out}
+        left = tuple(row for row in pool.train if row.content_hash not in gone)
+        pools[task.name] = replace(pool, train=left)
+        questions[task.name] = ask.zero_shot(Labelled(task, row) for row in held_out)
 
     table: list[list[object]] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -86,7 +86,7 @@ class FitName:
         here = backbone.identity()
         fits: dict[Path, list[CellRecord]] = {}
         store = Store(self.out)
-        for record in store.records() if any(self.out.glob("cells/*.json")) else []:
+        for record in [] if store.empty else store.records():
             identity = record["identity"]
             if identity["method"]["name"] != method.name:
                 continue

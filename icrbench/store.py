@@ -208,6 +208,11 @@ class Store:
             return None
         return record
 
+    @property
+    def empty(self) -> bool:
+        """Whether there are no records, which ``records`` takes for an error."""
+        return not any((self.folder / "cells").glob("*.json"))
+
     def records(self) -> list[CellRecord]:
         """Every record, in the order of the keys, as the files are now. They share parts: change none of them.
 

@@ -8,12 +8,16 @@ _DISPLAYED = {"m2iv": ("M2IV-style", "our own form after M2IV (Li et al. 2025), 
 
 def display_name(label: str) -> str:
     """A label with the method's displayed name: ``m2iv:rank=4`` is "M2IV-style:rank=4"; most stay as they are."""
-    method, colon, rest = label.partition(":")
-    name, space, mark = method.partition(" ")  # "m2iv (older, 1a2b)"
-    return _DISPLAYED.get(name, (name,))[0] + space + mark + colon + rest
+    name = _method(label)
+    return _DISPLAYED.get(name, (name,))[0] + label.removeprefix(name)
 
 
 def form_notes(labels: Iterable[str]) -> list[str]:
     """A sentence for each method among these labels that is a form of our own."""
-    methods = {label.split(":")[0].split(" ")[0] for label in labels}
+    methods = {_method(label) for label in labels}
     return [f"{name}: {form}." for method, (name, form) in _DISPLAYED.items() if method in methods]
+
+
+def _method(label: str) -> str:
+    """Its method: ``m2iv`` of "m2iv:rank=4" and of "m2iv (older, 1a2b)"."""
+    return label.partition(":")[0].partition(" ")[0]

@@ -70,7 +70,8 @@ def _figures(folder: Path) -> dict[str, tuple[list[tuple[str, Figure]], str]]:
     }
     timed = [(own.model, latency.latency(own)) for own in latencies(folder)]
     found["latency"] = (timed, f"{analyse} makes it")
-    tables = leaderboards(Store(folder)) if any((folder / "cells").glob("*.json")) else []
+    store = Store(folder)
+    tables = [] if store.empty else leaderboards(store)
     costs: list[tuple[str, Figure]] = []
     chances: list[tuple[str, Figure]] = []
     for table in tables:

@@ -15,6 +15,9 @@ from icrbench.report.verdict import certainty
 from icrbench.stats import Comparison, Interval
 from icrbench.store import CellRecord
 
+# Facts of a row that the verdict shows, too.
+_FIT, _CACHED, _PROMPT = "Time of one fit", "Cached parameters", "Prompt tokens an example"
+
 
 def table_data(table: Table) -> dict[str, Any]:
     """One table: its group, columns, rows and footnotes."""
@@ -50,10 +53,10 @@ def table_data(table: Table) -> dict[str, Any]:
 def cost(table: dict[str, Any], label: str) -> str:
     """What ``table_data`` tells of a row's cost, a line each, for the verdict; prompts beside those of zero-shot."""
     facts = {row["label"]: dict(row["detail"]["facts"]) for row in table["rows"]}
-    own, prompt = facts[label], "Prompt tokens an example"
-    base = facts["zero_shot"].get(prompt) if "zero_shot" in facts and label != "zero_shot" else None
-    beside = {prompt: f" (zero-shot {base})"} if base else {}
-    names = ("Time of one fit", "Cached parameters", prompt)
+    own = facts[label]
+    base = facts["zero_shot"].get(_PROMPT) if "zero_shot" in facts and label != "zero_shot" else None
+    beside = {_PROMPT: f" (zero-shot {base})"} if base else {}
+    names = (_FIT, _CACHED, _PROMPT)
     return "\n".join(f"{name}: {own[name]}{beside.get(name, '')}" for name in names if name in own)
 
 
@@ -111,9 +114,9 @@ def _detail(
     rows = sum(result["n"] for result in ran)
     facts = [
         ("Seeds", _seeds(seeds)),
-        ("Time of one fit", _range(fits, "{:,.0f} s") if any(fits) else "nothing to fit"),
-        ("Cached parameters", _range(cached, "{:,}")),
-        ("Prompt tokens an example", f"{sum(r['prompt_tokens'] for r in ran) / rows:,.0f}" if rows else ""),
+        (_FIT, _range(fits, "{:,.0f} s") if any(fits) else "nothing to fit"),
+        (_CACHED, _range(cached, "{:,}")),
+        (_PROMPT, f"{sum(r['prompt_tokens'] for r in ran) / rows:,.0f}" if rows else ""),
         (
             "Time to score",
             f"{statistics.median(r['seconds_score'] / r['n'] for r in ran):.3f} s an example" if ran else "",

@@ -9,7 +9,6 @@ from icrbench.experiments import ExperimentRow
 from icrbench.report.costs import spread
 from icrbench.report.grid import Entry, Grid
 from icrbench.report.leaderboard import AVERAGE, Column, Row
-from icrbench.report.names import form_notes
 from icrbench.report.numbers import MISSING
 from icrbench.report.published import (
     SOURCE,
@@ -149,7 +148,7 @@ def _accuracy_notes(
         if same
         else f"The models differ (ours {group.model}, the paper's {model}): a difference says nothing about a method.",
         f"{MISSING}: not run, or not in the paper. A difference needs all seeds of the row.",
-        *form_notes(label for _, label in selection.rows),
+        *selection.form_notes,
     ]
     for flag in flags:
         row = flag.row
@@ -184,7 +183,7 @@ def _cost_sheet(selection: Selection) -> Sheet:
         f"Ours: {selection.group.model}, one fit, the mean over tasks and seeds. Models and machines differ: compare"
         " the last two columns, each method's cost in units of ICR's.",
         f"{MISSING}: not run.",
-        *form_notes(label for _, label in selection.rows),
+        *selection.form_notes,
     )
     title = f"{selection.group.title} · beside the paper's Llama2-7B"
     return Sheet(title, Grid(selection.experiment.title, header, tuple(entries)), notes, (), tuple(lines))
@@ -204,7 +203,7 @@ def _parameter_sheet(selection: Selection) -> Sheet:
         f"Cached: numbers counted in the fits of {selection.group.model}, everything that must be kept included: for"
         " ICR its router, too. With grouped-query attention the keys and values of a token are narrower than d.",
         f"{MISSING}: not run, or not in the record.",
-        *form_notes(label for _, label in selection.rows),
+        *selection.form_notes,
     )
     header = ("method", "Paper", "Ours", "Cached")
     grid = Grid(selection.experiment.title, header, tuple(entries))

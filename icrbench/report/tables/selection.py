@@ -34,6 +34,11 @@ class Selection:
         return {label: there.get(label, []) for _, label in self.rows}
 
     @property
+    def form_notes(self) -> list[str]:
+        """A sentence for each method among the rows that is a form of our own."""
+        return form_notes(label for _, label in self.rows)
+
+    @property
     def empty(self) -> bool:
         """Whether no row has a record."""
         return not any(self.records.values())
@@ -81,7 +86,7 @@ def row_notes(selection: Selection) -> list[str]:
     same = [f"{row.name} = {label}" for row, label in selection.rows]
     lines = ["Rows: " + ", ".join(same) + "."]
     lines += [experiment.note] if experiment.note else []
-    lines += form_notes(label for _, label in selection.rows)
+    lines += selection.form_notes
     if not all(records.values()):
         lines.append(
             f"Rows without a number are run by: icrbench run --experiment {experiment.name} --models"
