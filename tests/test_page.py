@@ -165,6 +165,21 @@ def test_what_does_not_compare_stands_apart(store: Store) -> None:
     assert any("demonstration rows" in text for text in seen.inside["dd"])
 
 
+def test_a_variant_says_what_it_changes(store: Store) -> None:
+    for label, right in (("zero_shot", 20), ("icv", 20), ("icr", 24), ("icr:rank=4", 34)):
+        fill(store, label, None if label == "zero_shot" else 0, [right] * 4)
+    methods, variants = build(store)[1].data["tables"]
+    facts = {row["label"]: dict(row["detail"]["facts"]) for row in variants["rows"]}
+    assert facts["icr:rank=4"]["Against plain icr"].startswith("+25.0 points [+")
+    assert facts["icr:rank=4"]["Against plain icr"].endswith("p <0.001: not noise")
+    assert not [
+        row
+        for table in (methods, variants)
+        for row in table["rows"]
+        if row["label"] != "icr:rank=4" and "Against plain icr" in dict(row["detail"]["facts"])
+    ]
+
+
 def test_details_name_what_sets_a_row_apart(store: Store) -> None:
     plain = {"identity": {"method": {"name": "icr", "hyperparameters": {"rank": 8, "basis": "pca"}}}}
     other = {"identity": {"method": {"name": "icr", "hyperparameters": {"rank": 4, "basis": "pca"}}}}

@@ -26,11 +26,11 @@ pytestmark = pytest.mark.skipif(
 )
 AXE = Path(__file__).resolve().parent.parent / "node_modules" / "axe-core" / "axe.min.js"
 N = 70
-EVIL = 'icr:domains=<script>document.title="taken"</script>"&'
+EVIL = 'icv:domains=<script>document.title="taken"</script>"&'
 COUNTS = {
     "zero_shot": [35, 28, 38, 22],
     "icr": [56, 36, 52, 20],
-    "icr:rank=4": [52, 40, 52, 24],
+    "icv:rank=4": [52, 40, 52, 24],
     "m2iv": [40, 30, 40, 22],
 }
 
@@ -211,7 +211,7 @@ def test_sorting_by_keyboard_keeps_the_focus(page: Driver) -> None:
 
 def test_filters(page: Driver) -> None:
     find(page, "[name=method]").send_keys("RANK")
-    soon(page, lambda: methods(page) == ["icr:rank=4"])
+    soon(page, lambda: methods(page) == ["icv:rank=4"])
     soon(page, lambda: len(page.find_elements(By.CSS_SELECTOR, "#tables section")) == 1)
     assert [one.is_displayed() for one in page.find_elements(By.CSS_SELECTOR, ".verdict")] == [True, False]
     find(page, "[name=method]").clear()
@@ -296,14 +296,14 @@ def test_the_top_leads_to_the_single_examples(page: Driver) -> None:
 
 def test_examples_agree_with_the_store(page: Driver, store: Store, table: Table) -> None:
     Select(find(page, "#pair [name=task]")).select_by_visible_text("TREC")
-    Select(find(page, "#pair [name=a]")).select_by_visible_text("icr:rank=4, seed 0")
+    Select(find(page, "#pair [name=a]")).select_by_visible_text("icv:rank=4, seed 0")
     Select(find(page, "#pair [name=b]")).select_by_visible_text("icr, seed 1")
     keys = {
         (record["cell"]["label"], record["cell"]["seed"]): record["key"]
         for _, record in table.group.records
         if record["cell"]["task"] == "trec"
     }
-    one, other = (store.examples(keys[cell])["correct"] for cell in (("icr:rank=4", 0), ("icr", 1)))
+    one, other = (store.examples(keys[cell])["correct"] for cell in (("icv:rank=4", 0), ("icr", 1)))
     expected = [(one & other).sum(), (one & ~other).sum(), (~one & other).sum(), (~one & ~other).sum()]
     assert all(expected)
     assert texts(page, ".mcnemar td") == [str(number) for number in expected]

@@ -228,6 +228,52 @@ def test_changed_method_is_a_row_of_its_own(store: Store) -> None:
     assert [r.label for r in table.rows if "older" in r.label and r.label.startswith("icr (older, ")]
 
 
+def test_variants_of_one_of_several_methods_are_a_leaderboard_of_their_own(store: Store) -> None:
+    for label, right in (("zero_shot", 20), ("few_shot", 22), ("icr", 24), ("icr:rank=4", 26), ("icr:rank=2", 23)):
+        fill(store, label, None if label == "zero_shot" else 0, [right] * 4)
+    assert [r.label for r in only(store).rows][2] == "icr:rank=4"  # one method, and what was changed in it
+    fill(store, "icv", 0, [25] * 4)
+    fill(store, "icv:rank=1", 0, [25] * 4)
+    methods, of_icr, of_icv = leaderboards(store)
+    assert [r.label for r in methods.rows] == ["zero_shot", "few_shot", "icv", "icr"]
+    assert [r.label for r in of_icr.rows] == ["zero_shot", "icr:rank=4", "icr", "icr:rank=2"]
+    assert [r.label for r in of_icv.rows] == ["zero_shot", "icv", "icv:rank=1"]
+    assert [table.group.title.endswith("variants of icr") for table in (methods, of_icr, of_icv)] == [
+        False,
+        True,
+        False,
+    ]
+    assert not [r for r in methods.rows if r.change]
+    assert [r.label for r in of_icr.rows if r.change] == ["icr:rank=4", "icr:rank=2"]
+
+    lines = [line for line in csv.DictReader(io.StringIO(render.csv([methods, of_icr]))) if line["column"] == "average"]
+    assert {line["variants_of"] for line in lines} == {"", "icr"}
+    (line,) = (line for line in lines if line["method"] == "icr:rank=4")
+    assert float(line["vs_plain"]) == pytest.approx(2 / 40)
+    assert line["vs_plain_p_holm"]
+    text = markdown([of_icr])
+    assert "vs icr [95 %] p" in text
+    assert "against plain icr, p corrected over the variants" in text
+    assert "vs icr" not in markdown([methods])
+
+
+def test_a_variant_without_its_plain_method_stays_among_the_methods(store: Store) -> None:
+    for label in ("zero_shot", "icr:rank=4", "icv"):
+        fill(store, label, 0, [20] * 4)
+    assert len(only(store).rows) == 3
+
+
+def test_what_a_variant_changes_is_corrected_over_the_variants(store: Store) -> None:
+    fill(store, "zero_shot", None, [20] * 4)
+    fill(store, "icv", 0, [20] * 4)
+    fill(store, "icr", 0, [20] * 4)
+    for place, right in enumerate((26, 30, 15)):
+        fill(store, f"icr:rank={place + 1}", 0, [right] * 4)
+    changes = [r.change for r in leaderboards(store)[1].rows if r.change]
+    assert [c.p_holm for c in changes] == pytest.approx(stats.holm([c.versus.p for c in changes]))
+    assert max(c.p_holm / c.versus.p for c in changes) > 1
+
+
 def test_two_results_for_one_cell_are_an_error_naming_the_file(store: Store) -> None:
     old = add(store, "sst2", "icr", 0, answers(30), identity={"fit": "a"})
     later = "2026-12-01T10:00:00+00:00"

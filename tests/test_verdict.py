@@ -71,9 +71,41 @@ def test_a_close_second_is_named(store: Store) -> None:
 
 def test_all_rivals_of_a_close_race_are_counted(store: Store) -> None:
     fill(store, "zero_shot", None, [40, 40, 40, 40])
-    for place, label in enumerate(("icr", "icr:rank=4", "icv", "i2cl")):
+    for place, label in enumerate(("icr", "ltv", "icv", "i2cl")):
         fill(store, label, 0, [80, 70, 80, 81 - place])
-    assert only(store)[1].headline.endswith("but its lead over icr:rank=4 and 2 others is not certain.")
+    assert only(store)[1].headline.endswith("but its lead over ltv and 2 others is not certain.")
+
+
+def test_variants_are_judged_by_their_plain_method(store: Store) -> None:
+    fill(store, "zero_shot", None, [40, 40, 40, 40])
+    fill(store, "icv", 0, [50, 50, 50, 50])
+    fill(store, "icr", 0, [70, 70, 70, 70])
+    for label, right in (("icr:rank=12", 90), ("icr:basis=random", 45)):
+        fill(store, label, 0, [right] * 4)
+    fill(store, "icr:rank=4", 0, [71, 69, 70, 74])
+    methods, variants = leaderboards(store)
+    assert verdict(methods).headline.startswith("icr wins, 30.0 points ahead of zero-shot")
+    words = verdict(variants)
+    assert (words.headline, words.certainty, words.leader) == (
+        "Of 3 variants of icr, 1 is better and 1 is worse beyond noise.",
+        "clear",
+        "icr",
+    )
+    facts = dict(words.facts)
+    assert facts["Plain icr"].startswith("70.0 %. +30.0 [")
+    assert "Only one seed was run" in facts["Plain icr"]
+    better, worse = facts["Not noise"].split("\n")
+    assert better.startswith("icr:rank=12 +20.0 points [")
+    assert worse.startswith("icr:basis=random −25.0 points [")
+    assert facts["May be noise"] == "icr:rank=4 +1.0"
+
+
+def test_variants_that_change_nothing(store: Store) -> None:
+    for label in ("zero_shot", "icr", "icv", "icr:rank=4"):
+        fill(store, label, None if label == "zero_shot" else 0, [50, 50, 50, 50])
+    words = verdict(leaderboards(store)[1])
+    assert words.headline == "None of 1 variant of icr is told from it beyond noise."
+    assert words.certainty == "noise"
 
 
 def test_few_shot_wins_with_its_examples_in_the_prompt(store: Store) -> None:

@@ -9,6 +9,10 @@ one edition of each task and one method behind each label. Nothing is dropped:
   a gap in the first.
 * Another **method** behind the same label (a default or the code changed): a row of its own, marked as older.
 
+Where several methods were run, **variants** of one of them (``icr:rank=4`` beside ``icr``) are a leaderboard of their
+own, beside the plain method and zero-shot: ranks and corrections of the first are then over methods, those of the
+second over what was changed in one.
+
 "Newest" is by the time the last of its cells finished. ``identity["model"]``, ``["task"]``, ``["method"]``
 and ``["code"]`` are compared; what else an identity holds belongs to one cell, and
 two results that differ only there are an error when the table is made.
@@ -17,10 +21,14 @@ two results that differ only there are an error when the table is made.
 import hashlib
 import json
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
+from icrbench.report.names import display_name
 from icrbench.store import CellRecord
+
+REFERENCES = {"zero_shot", "few_shot"}
+"""What methods are compared with."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,8 @@ class Group:
     edition: int
     """0: the newest edition of each task; 1: the one before it; ..."""
     records: tuple[tuple[str, CellRecord], ...]
+    variants_of: str = ""
+    """The method whose variants the table holds, beside the plain one and zero-shot; empty if it holds methods."""
 
     @property
     def title(self) -> str:
@@ -45,6 +55,7 @@ class Group:
         parts = [self.model + (f" ({self.variant})" if self.variant else ""), f"protocol {self.protocol}"]
         parts += ["overlapping training examples removed"] if self.clean else []
         parts += [self.data]
+        parts += [f"variants of {display_name(self.variants_of)}"] if self.variants_of else []
         parts += [f"superseded tasks ({self.edition} back)"] if self.edition else []
         return " · ".join(parts)
 
@@ -64,7 +75,28 @@ class Group:
             "clean": self.clean,
             "data": self.data,
             "edition": self.edition,
+            "variants_of": self.variants_of,
         }
+
+    def leaderboards(self) -> "list[Group]":
+        """The methods, then for each of them its variants; the whole group where it has but one method to compare."""
+        names = {label: record["cell"]["label"] for label, record in self.records}  # without a mark of age
+        methods = {record["cell"]["method"] for _, record in self.records}
+        plain = methods & set(names.values())
+        variants: dict[str, set[str]] = {}
+        for label, record in self.records:
+            method = record["cell"]["method"]
+            if names[label] != method and method in plain:
+                variants.setdefault(method, set()).add(label)
+        if not variants or len(methods - REFERENCES) < 2:
+            return [self]
+        apart = set().union(*variants.values())
+        split = [replace(self, records=tuple(pair for pair in self.records if pair[0] not in apart))]
+        for method, own in sorted(variants.items()):
+            wanted = own | {"zero_shot", method}
+            records = tuple(pair for pair in self.records if pair[0] in wanted)
+            split.append(replace(self, records=records, variants_of=method))
+        return split
 
 
 def comparable_groups(records: Iterable[CellRecord]) -> list[Group]:

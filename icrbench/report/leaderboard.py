@@ -69,6 +69,15 @@ class Behind:
 
 
 @dataclass(frozen=True)
+class Change:
+    """What a variant's settings change: its average less that of the plain method, on the same examples."""
+
+    versus: stats.Comparison
+    p_holm: float
+    """``versus.p`` corrected over the variants (Holm)."""
+
+
+@dataclass(frozen=True)
 class Row:
     """One method label."""
 
@@ -81,6 +90,8 @@ class Row:
     """Number of tasks below zero-shot (ICR paper); None for zero-shot itself, and if a task is missing."""
     behind: Behind | None = None
     """None for the leader, for zero-shot (the leader's ``versus`` has it), and without an average."""
+    change: Change | None = None
+    """In a table of variants alone; None for zero-shot, the plain method, and where one of the two has no average."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +120,8 @@ def leaderboards(store: Store) -> list[Table]:
     Raises:
         UserError: if the folder has no results, a file in it is damaged, or two files hold the same cell.
     """
-    return [_table(group, store) for group in comparable_groups(store.records())]
+    groups = comparable_groups(store.records())
+    return [_table(part, store) for group in groups for part in group.leaderboards()]
 
 
 def _table(group: Group, store: Store) -> Table:
@@ -122,6 +134,7 @@ def _table(group: Group, store: Store) -> Table:
         scores = {column.name: _score(line, column, None if line is base else base) for column in columns}
         rows.append(Row(line.label, line.method, line.n_seeds, scores, _collapse(line, base, columns, scores)))
     compared = _behind(_corrected(rows, columns), by_label, columns[-1].tasks, base)
+    compared = _changed(compared, by_label, columns[-1].tasks, group.variants_of)
     return Table(group, columns, tuple(sorted(compared, key=_row_order)))
 
 
@@ -229,6 +242,19 @@ def _behind(rows: list[Row], by_label: dict[str, Line], tasks: Sequence[str], ba
     corrected = dict(zip(found, holm, strict=True))
     return [
         replace(row, behind=Behind(leader, found[row.label], corrected[row.label])) if row.label in found else row
+        for row in rows
+    ]
+
+
+def _changed(rows: list[Row], by_label: dict[str, Line], tasks: Sequence[str], plain: str) -> list[Row]:
+    """The rows of a table of variants, each with what it changes."""
+    if plain not in by_label or not by_label[plain].complete(*tasks):
+        return rows
+    variants = [row.label for row in rows if row.method == plain != row.label and by_label[row.label].complete(*tasks)]
+    found = {label: by_label[label].compare(by_label[plain], tasks) for label in variants}
+    corrected = dict(zip(found, stats.holm([versus.p for versus in found.values()]), strict=True))
+    return [
+        replace(row, change=Change(found[row.label], corrected[row.label])) if row.label in found else row
         for row in rows
     ]
 

@@ -23,6 +23,7 @@ def notes(table: Table) -> list[str]:
     """The footnotes, one sentence or two each, without markup."""
     lines = [_data_note(table), _reading_note(table)]
     lines += [_test_note()] if any(row.scores[AVERAGE].versus for row in table.rows) else []
+    lines += [_change_note(table)] if any(row.change for row in table.rows) else []
     lines += [_seed_note(table.rows), *form_notes(row.label for row in table.rows)]
     statuses = {score.status for row in table.rows for score in row.scores.values()}
     if "missing" in statuses or "failed" in statuses:
@@ -98,6 +99,11 @@ def _test_note() -> str:
         "t-test). With one seed the interval is a paired bootstrap over examples, p is a paired t-test (exact McNemar "
         "for one task), and neither says anything about other seeds."
     )
+
+
+def _change_note(table: Table) -> str:
+    name = display_name(table.group.variants_of)
+    return f"vs {name}: the same of a variant against plain {name}, p corrected over the variants."
 
 
 def _seed_note(rows: Iterable[Row]) -> str:

@@ -15,7 +15,7 @@ from tabulate import tabulate
 from icrbench.report.costs import COST_NOTE, COSTS, cached, cost_text, costs, spread
 from icrbench.report.grid import Entry, Grid, blocks
 from icrbench.report.latex import PREAMBLE, escape_latex, floats, latex_sentence
-from icrbench.report.leaderboard import AVERAGE, Column, Row, Score, Table
+from icrbench.report.leaderboard import AVERAGE, Change, Column, Row, Score, Table
 from icrbench.report.names import display_name
 from icrbench.report.notes import failures, notes, provenance
 from icrbench.report.numbers import MISSING, probability, signed, signed_interval
@@ -30,12 +30,14 @@ def grids(table: Table) -> list[Grid]:
     tasks = [column for column in table.columns if not column.is_average]
     averages = [column for column in table.columns if column.is_average]
     numbers = failures(table)
+    plain = [table.group.variants_of] if table.group.variants_of else []
     summary = tuple(
         (
             Entry(display_name(row.label)),
             *(Entry(accuracy(row, column, numbers), table.rank(column.name, row)) for column in averages),
             Entry("" if row.collapse is None else str(row.collapse)),
             Entry(_versus(row.scores[AVERAGE])),
+            *(Entry(_versus(row.change)) for _ in plain),
         )
         for row in table.rows
     )
@@ -54,8 +56,9 @@ def grids(table: Table) -> list[Grid]:
         for row in table.rows
     )
     names = tuple(column.name for column in tasks)
+    against = [f"vs {display_name(label)} [95 %] p" for label in ("zero-shot", *plain)]
     return [
-        Grid("Averages", ("method", *(c.title for c in averages), "Collapse", "vs zero-shot [95 %] p"), summary),
+        Grid("Averages", ("method", *(c.title for c in averages), "Collapse", *against), summary),
         Grid("Accuracy by task", ("method", *names), by_task),
         Grid("95 % intervals", ("method", *names, "Average"), intervals),
     ]
@@ -146,11 +149,11 @@ def accuracy(row: Row, column: Column, numbers: dict[str, int]) -> str:
     return f"{100 * score.mean:.1f}{spread}{part}"
 
 
-def _versus(score: Score) -> str:
-    if score.versus is None or score.p_holm is None:
+def _versus(compared: Score | Change | None) -> str:
+    if compared is None or compared.versus is None or compared.p_holm is None:
         return ""
-    versus = score.versus
-    return f"{signed(versus.difference)} {signed_interval(versus.interval)} {probability(score.p_holm)}"
+    versus = compared.versus
+    return f"{signed(versus.difference)} {signed_interval(versus.interval)} {probability(compared.p_holm)}"
 
 
 def _interval(score: Score) -> str:
@@ -162,6 +165,7 @@ def _interval(score: Score) -> str:
 def _numbers(row: Row, column: Column) -> dict[str, object]:
     score = row.scores[column.name]
     versus = score.versus
+    change = row.change if column.name == AVERAGE else None
     return {
         "status": score.status,
         "accuracy": score.mean,
@@ -179,6 +183,10 @@ def _numbers(row: Row, column: Column) -> dict[str, object]:
         "test": versus.test if versus else None,
         "p": versus.p if versus else None,
         "p_holm": score.p_holm,
+        "vs_plain": change.versus.difference if change else None,
+        "vs_plain_low": change.versus.interval.low if change else None,
+        "vs_plain_high": change.versus.interval.high if change else None,
+        "vs_plain_p_holm": change.p_holm if change else None,
         "collapse": row.collapse if column.name == AVERAGE else None,
         "error": " | ".join(score.errors) or None,
     }

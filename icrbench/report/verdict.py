@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from icrbench import stats
-from icrbench.report.leaderboard import AVERAGE, ROLES, Row, Score, Table
+from icrbench.report.leaderboard import AVERAGE, ROLES, Change, Row, Score, Table
 from icrbench.report.names import display_name
 from icrbench.report.notes import overlap
 from icrbench.report.numbers import probability, signed, signed_interval, tenths
@@ -50,6 +50,9 @@ def verdict(table: Table) -> Verdict:
     """The words for one table."""
     ranked = [row for row in table.rows if row.scores[AVERAGE].mean is not None]
     beware = tuple(("Beware", text) for text in _cautions(table))
+    if changed := [row for row in ranked if row.change]:
+        headline, sure, facts = _variants(table, changed)
+        return Verdict(headline, sure, facts + beware, table.group.variants_of)
     if not ranked:
         return Verdict("No winner can be named: no method has a result on every task.", None, beware)
     leader = max(ranked, key=lambda row: row.scores[AVERAGE].mean or 0.0)
@@ -85,6 +88,32 @@ def _headline(leader: Row, ranked: list[Row]) -> tuple[str, Certainty]:
     return f"{name} wins, {ahead} points ahead of zero-shot; this is not noise.", sure
 
 
+def _variants(table: Table, changed: list[Row]) -> tuple[str, Certainty, tuple[tuple[str, str], ...]]:
+    """Which settings matter: a table of variants is not about who wins."""
+    plain = next(row for row in table.rows if row.label == table.group.variants_of)
+    name, found = display_name(plain.label), [(row, row.change) for row in changed if row.change]
+    found.sort(key=lambda pair: -pair[1].versus.difference)
+    by_certainty: dict[Certainty, list[tuple[Row, Change]]] = {"clear": [], "weak": [], "noise": []}
+    for row, change in found:
+        by_certainty[certainty(change.versus, change.p_holm)].append((row, change))
+    better = sum(change.versus.difference > 0 for _, change in by_certainty["clear"])
+    worse = len(by_certainty["clear"]) - better
+    count = f"{len(found)} variant{'s' if len(found) > 1 else ''} of {name}"
+    against_zero = f" {_change(plain.scores[AVERAGE])} against zero-shot." if plain.scores[AVERAGE].versus else ""
+    facts = [(f"Plain {name}", f"{_mean(plain)}.{against_zero} Differences below are to it.{_seeds(table, plain)}")]
+    telling: tuple[Certainty, ...] = ("clear", "weak")
+    for sure in telling:
+        lines = [f"{display_name(row.label)} {_points(change.versus)}" for row, change in by_certainty[sure]]
+        facts += [(WORDS[sure].capitalize(), "\n".join(lines))] if lines else []
+    rest = [f"{display_name(row.label)} {signed(change.versus.difference)}" for row, change in by_certainty["noise"]]
+    facts += [(WORDS["noise"].capitalize(), ", ".join(rest))] if rest else []
+    if not by_certainty["clear"]:
+        return f"None of {count} is told from it beyond noise.", "noise", tuple(facts)
+    counts = ((better, "better"), (worse, "worse"))
+    parts = [f"{number} {'is' if number == 1 else 'are'} {word}" for number, word in counts if number]
+    return f"Of {count}, {' and '.join(parts)} beyond noise.", "clear", tuple(facts)
+
+
 def _nobody(table: Table, ranked: list[Row], beware: tuple[tuple[str, str], ...]) -> Verdict:
     others = [row for row in ranked if row.label != "zero_shot"]
     if not others:
@@ -115,12 +144,17 @@ def _size(table: Table, row: Row) -> tuple[tuple[str, str], ...]:
         "weak": f"Hard to say. {p}, but the interval {'reaches' if zero else 'leaves out'} 0.",
         "noise": f"It may be. {p}, and the interval reaches 0.",
     }[sure]
-    seeded = any(label == row.label and r["cell"]["seed"] is not None for label, r in table.group.records)
-    if seeded and row.seeds == 1:
-        noise += " Only one seed was run: another may give another number, which no interval here can tell."
-    elif seeded:
-        noise += f" Over {row.seeds} seeds."
+    noise += _seeds(table, row)
     return ("By how much", much), ("Is it noise?", noise)
+
+
+def _seeds(table: Table, row: Row) -> str:
+    """How far seeds are in the interval, a sentence to add to others; empty for a method without randomness."""
+    if not any(label == row.label and r["cell"]["seed"] is not None for label, r in table.group.records):
+        return ""
+    if row.seeds == 1:
+        return " Only one seed was run: another may give another number, which no interval here can tell."
+    return f" Over {row.seeds} seeds."
 
 
 def _where(table: Table, row: Row) -> tuple[tuple[str, str], ...]:

@@ -10,8 +10,8 @@ from typing import Any
 from icrbench.report.leaderboard import ROLES, Column, Row, Score, Table
 from icrbench.report.names import display_name
 from icrbench.report.notes import failures, notes, origin, provenance
-from icrbench.report.numbers import probability, tenths
-from icrbench.report.verdict import certainty
+from icrbench.report.numbers import probability, signed, signed_interval, tenths
+from icrbench.report.verdict import WORDS, certainty
 from icrbench.stats import Comparison, Interval
 from icrbench.store import CellRecord
 
@@ -40,7 +40,7 @@ def table_data(table: Table) -> dict[str, Any]:
                 "collapse": row.collapse,
                 "reference": row.label == "zero_shot",
                 "scores": [_score(table, row, column, numbers) for column in table.columns],
-                "detail": _detail(records[row.label], plain[row.label], plain.get(row.method), made_by),
+                "detail": _detail(records[row.label], plain[row.label], plain.get(row.method), made_by, _change(row)),
             }
             for row in table.rows
         ],
@@ -100,11 +100,21 @@ def _versus(score: Score) -> dict[str, Any]:
     }
 
 
+def _change(row: Row) -> list[tuple[str, str]]:
+    """A variant against its plain method, as facts."""
+    if row.change is None:
+        return []
+    versus, p = row.change.versus, row.change.p_holm
+    words = f"{signed(versus.difference)} points {signed_interval(versus.interval)}, p {probability(p)}"
+    return [(f"Against plain {display_name(row.method)}", f"{words}: {WORDS[certainty(versus, p)]}")]
+
+
 def _detail(
     records: list[CellRecord],
     hyperparameters: dict[str, Any],
     plain: dict[str, Any] | None,
     made_by: dict[str, str],
+    change: list[tuple[str, str]],
 ) -> dict[str, Any]:
     """What a row's records say beside the scores; provenance only where it is not the table's."""
     ran = [record["result"] for record in records if record["result"] is not None]
@@ -113,6 +123,7 @@ def _detail(
     cached = sorted({result["cached_parameters"] for result in ran})
     rows = sum(result["n"] for result in ran)
     facts = [
+        *change,
         ("Seeds", _seeds(seeds)),
         (_FIT, _range(fits, "{:,.0f} s") if any(fits) else "nothing to fit"),
         (_CACHED, _range(cached, "{:,}")),
