@@ -70,6 +70,21 @@ def numbers(text: str) -> dict[tuple[str, str], dict[str, str]]:
     return {(line["row"], line["column"]): line for line in csv.DictReader(text.splitlines())}
 
 
+def test_a_group_with_only_some_rows_of_another_is_named_below_it(store: Store) -> None:
+    for label in ("icr", "icr:rank=4"):
+        fill(store, label, 30)
+    fill(store, "icr", 10, limit=20, sha="bb")
+    text = tables(store, "pids")["pids.md"]
+    assert text.count("\n## ") == 1
+    assert "75.0" in text
+    assert (
+        "Only some of these rows are there, and are not shown, in: tiny · protocol paper · real data, 20 test rows"
+        in text
+    )
+    fill(store, "icr:basis=random", 10, limit=20, sha="bb")
+    assert tables(store, "pids")["pids.md"].count("\n## ") == 2
+
+
 def test_rows_that_were_not_run_stay_visible_and_averages_that_lack_a_task_stay_empty(store: Store) -> None:
     fill(store, "zero_shot", 20)
     fill(store, "icr", 30, tasks=PAPER[:-1])

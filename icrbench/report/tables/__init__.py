@@ -17,7 +17,7 @@ from icrbench.report.tables.accuracy import accuracy_sheet
 from icrbench.report.tables.cost import cost_sheet, parameter_sheet
 from icrbench.report.tables.iclness import iclness_sheets
 from icrbench.report.tables.paper import comparison_sheets
-from icrbench.report.tables.selection import Selection, select
+from icrbench.report.tables.selection import Selection, fullest, select
 from icrbench.report.tables.sheet import Sheet
 from icrbench.store import Store
 
@@ -83,7 +83,7 @@ def _selections(
     found = [select(experiment, group, common) for group in groups]
     filled = [selection for selection in found if not selection.empty]
     if filled or not keep_empty:
-        return filled
+        return fullest(filled)
     return [selection for selection in found if selection.group.edition == 0]
 
 

@@ -3,7 +3,7 @@
 A row is found by its label; hyperparameters that are the run's own default need not stand in it, as in a run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,11 +21,13 @@ class Selection:
     Attributes:
         group: with the records of these rows, and of zero-shot, alone.
         rows: each with the label it has, or would have, in the group.
+        fewer: titles of groups of the same model that have only some of the rows this one has.
     """
 
     experiment: Experiment
     group: Group
     rows: tuple[tuple[ExperimentRow, str], ...]
+    fewer: tuple[str, ...] = ()
 
     @property
     def records(self) -> dict[str, list[CellRecord]]:
@@ -39,9 +41,15 @@ class Selection:
         return form_notes(label for _, label in self.rows)
 
     @property
+    def filled(self) -> set[str]:
+        """Names of the rows with a record."""
+        records = self.records
+        return {row.name for row, label in self.rows if records[label]}
+
+    @property
     def empty(self) -> bool:
         """Whether no row has a record."""
-        return not any(self.records.values())
+        return not self.filled
 
 
 def select(experiment: Experiment, group: Group, settings: Mapping[str, Mapping[str, str]]) -> Selection:
@@ -51,6 +59,25 @@ def select(experiment: Experiment, group: Group, settings: Mapping[str, Mapping[
     wanted = {label for _, label in rows} | {"zero_shot"}
     chosen = tuple((label, record) for label, record in group.records if label in wanted)
     return Selection(experiment, replace(group, records=chosen), rows)
+
+
+def fullest(selections: Sequence[Selection]) -> list[Selection]:
+    """Without those that have only some rows of another of the same model, which names them instead.
+
+    A run under a second protocol has plain ICR in it, which alone would be a block of every ablation table.
+    """
+    filled = [selection.filled for selection in selections]
+    fewer: dict[int, list[str]] = {}
+    for own, rows in zip(selections, filled, strict=True):
+        for place, other in enumerate(selections):
+            if rows < filled[place] and own.group.model == other.group.model:
+                fewer.setdefault(place, []).append(own.group.title)
+    left_out = {title for titles in fewer.values() for title in titles}
+    return [
+        replace(selection, fewer=tuple(fewer.get(place, ())))
+        for place, selection in enumerate(selections)
+        if selection.group.title not in left_out
+    ]
 
 
 def _label(text: str, there: Mapping[str, CellRecord], settings: Mapping[str, Mapping[str, str]]) -> str:
@@ -92,4 +119,5 @@ def row_notes(selection: Selection) -> list[str]:
             f"Rows without a number are run by: icrbench run --experiment {experiment.name} --models"
             f" {selection.group.model}, with the other options of the run."
         )
+    lines += [f"Only some of these rows are there, and are not shown, in: {title}." for title in selection.fewer]
     return lines
