@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(command=_run)
 
     analyse = commands.add_parser("analyse", help="look into fitted methods: layers, heads, words, time")
-    _add_run_options(analyse)
+    _add_run_options(analyse, theory=True)
     analyse.set_defaults(command=_analyse)
 
     explain = commands.add_parser("explain", help="what a fitted method does to one input")
@@ -156,12 +156,19 @@ def _add_methods_dir(parser: argparse.ArgumentParser | argparse._ArgumentGroup) 
     parser.add_argument("--methods-dir", type=_path, help="folder with method files of your own")
 
 
-def _add_run_options(run: argparse.ArgumentParser) -> None:
+def _add_run_options(run: argparse.ArgumentParser, *, theory: bool = False) -> None:
     what = run.add_argument_group("what to run")
     rows = what.add_mutually_exclusive_group(required=True)
     rows.add_argument("--methods", help="all, or names joined by commas; icr:rank=4 sets a hyperparameter")
     rows.add_argument("--experiment", help="the methods of a table: names from `icrbench list experiments`, or all")
-    what.add_argument("--models", required=True, help="names, hub ids, folders or .gguf files, joined by commas")
+    if theory:
+        rows.add_argument(
+            "--theory", action="store_true", help="PCA on synthetic data with a known answer; needs only --out"
+        )
+    # --theory needs none; beside methods, the request refuses an empty one.
+    what.add_argument(
+        "--models", required=not theory, default="", help="names, hub ids, folders or .gguf files, joined by commas"
+    )
     what.add_argument("--tasks", help="all (default), roles (id, near_ood, far_ood) or names, joined by commas")
     what.add_argument("--seeds", help="numbers joined by commas (default: the preset's)")
     what.add_argument("--limit", type=_rows, help="test rows a task, or all (default: the preset's)")
@@ -221,9 +228,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _analyse(options: argparse.Namespace) -> int:
-    from icrbench.running import analyse, request
+    if options.theory:
+        from icrbench.analysis.command import analyse_theory
 
-    paths = analyse(request(options), quiet=options.quiet)
+        paths = [analyse_theory(options.out)]
+    else:
+        from icrbench.running import analyse, request
+
+        paths = analyse(request(options), quiet=options.quiet)
     print("written: " + ", ".join(map(str, paths)), file=sys.stderr)
     return 0
 

@@ -9,7 +9,7 @@ import pytest
 from icrbench.errors import UserError
 from icrbench.experiments import get_experiments
 from icrbench.report.analyses import read_analyses
-from icrbench.report.figures.sources import latencies, routings
+from icrbench.report.figures.sources import latencies, routings, theories
 from icrbench.report.tables.iclness import iclness_sheets
 
 
@@ -30,6 +30,7 @@ def test_every_reader_says_the_same_of_a_damaged_file(tmp_path: Path, content: s
     readers: dict[str, Callable[[Path], object]] = {
         "routing": routings,
         "latency": latencies,
+        "theory": theories,
         "iclness": lambda folder: iclness_sheets(experiment, folder),
     }
     said = set()

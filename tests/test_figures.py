@@ -14,9 +14,9 @@ from scipy.stats import spearmanr
 from cli_setup import Commands, icrbench
 from icrbench.errors import UserError
 from icrbench.report import figures
-from icrbench.report.figures import accuracy, latency, routing, write_figures
+from icrbench.report.figures import accuracy, latency, routing, theory, write_figures
 from icrbench.report.figures.accuracy import Point
-from icrbench.report.figures.sources import Routing, latencies, routings
+from icrbench.report.figures.sources import Routing, latencies, routings, theories
 from icrbench.report.figures.style import DOT, apart, spaced, styled
 from icrbench.report.leaderboard import AVERAGE, Table, leaderboards
 from icrbench.store import Store
@@ -41,6 +41,11 @@ def routed(seed: int) -> dict[str, Any]:
 
 SECONDS = {"zero_shot": [0.1, 0.2, 0.4], "icr": [0.11, 0.22, 0.43], "few_shot": [0.3, 0.5, 1.1]}
 TIMED = {"schema": 1, "kind": "latency", "model": "tiny", "lengths": [16, 32, 64], "seconds": SECONDS}
+
+SINE = [[[0.9, 0.8, 1.0], [0.3, 0.5, 0.4]], [[0.7, 0.6, 0.9], [0.1, 0.3, 0.2]]]
+BOUND = [[[1.0, 1.0, 1.0], [0.8, 0.7, 0.9]], [[1.0, 1.0, 1.0], [0.4, 0.25, 0.3]]]  # one of them is below its sine
+MADE = {"width": 64, "rank": 8, "seeds": [0, 1, 2], "samples": [512, 4096], "domains": [1, 8]}
+KNOWN = {"schema": 1, "kind": "theory", **MADE, "sine": SINE, "bound": BOUND}
 
 
 def analysed(folder: Path, *contents: dict[str, Any]) -> Path:
@@ -69,7 +74,7 @@ def results(folder: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return results(analysed(tmp_path / "run", routed(0), routed(1), TIMED))
+    return results(analysed(tmp_path / "run", routed(0), routed(1), TIMED, KNOWN))
 
 
 @pytest.fixture
@@ -175,6 +180,22 @@ def test_latency_draws_milliseconds_and_names_each_line(folder: Path) -> None:
     shown = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines]  # type: ignore[arg-type]
     assert shown == [([16, 32, 64], pytest.approx([1000 * value for value in own])) for own in SECONDS.values()]
     assert [text.get_text() for text in axes.texts] == list(SECONDS)
+
+
+def test_theory_draws_median_range_and_bound_of_every_number_of_samples(folder: Path) -> None:
+    (found,) = theories(folder)
+    figure = drawn(theory.theory, found)
+    (axes,) = figure.axes
+    lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines]  # type: ignore[arg-type]
+    medians = [[0.9, 0.4], [1.0, 0.8], [0.7, 0.2], [1.0, 0.3]]  # sine, bound, sine, bound
+    assert lines == [([1, 8], pytest.approx(own)) for own in medians]
+    bands = [band.get_paths()[0].get_extents() for band in axes.collections[:2]]
+    assert [(band.y0, band.y1) for band in bands] == [pytest.approx((0.3, 1.0)), pytest.approx((0.1, 0.9))]
+    assert [text.get_text() for text in axes.texts] == ["N = 512", "N = 4096"]
+    said = figure._supxlabel.get_text().replace("\n", " ")  # type: ignore[attr-defined]
+    assert "8 shared directions in 64 dimensions" in said
+    assert "3 seeds" in said
+    assert "held in 5 of the 6 draws in which it is below 1" in said
 
 
 def test_pareto_has_the_means_of_the_records(table: Table) -> None:
@@ -305,7 +326,7 @@ def test_the_same_results_give_the_same_bytes(folder: Path, tmp_path: Path) -> N
     first = write_figures(folder, tmp_path / "one").paths
     time.sleep(1.1)  # dates are written in seconds
     second = write_figures(folder, tmp_path / "two").paths
-    names = ("layer-importance", "heads", "pid-correlation", "latency", "pareto", "seeds")
+    names = ("layer-importance", "heads", "pid-correlation", "latency", "theory", "pareto", "seeds")
     assert [path.name for path in first] == [f"{name}.{ending}" for name in names for ending in ("pdf", "png")]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
@@ -314,8 +335,9 @@ def test_what_is_not_there_is_said_with_the_command_that_makes_it(tmp_path: Path
     drawn = write_figures(analysed(tmp_path, TIMED), tmp_path)
     assert {path.stem for path in drawn.paths} == {"latency"}
     said = {sentence.split(":")[0].removeprefix("figure "): sentence for sentence in drawn.missing}
-    assert set(said) == {"layer-importance", "heads", "pid-correlation", "pareto", "seeds"}
+    assert set(said) == {"layer-importance", "heads", "pid-correlation", "theory", "pareto", "seeds"}
     assert "icrbench analyse" in said["heads"]
+    assert f"icrbench analyse --theory --out {tmp_path}" in said["theory"]
     assert "icrbench run" in said["pareto"]
 
 
@@ -338,6 +360,14 @@ def test_a_damaged_analysis_is_named(tmp_path: Path, content: str) -> None:
         write_figures(tmp_path, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"seeds": [0]}, {"domains": [1]}, {"sine": BOUND[:1]}, {"bound": [[[2.0] * 3] * 2] * 2}]
+)
+def test_a_damaged_theory_is_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"theory-0\.json"):
+        theories(analysed(tmp_path, {**KNOWN, **wrong}))
+
+
 def test_figures_load_no_model_and_need_no_display(folder: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from icrbench.cli import main;"
@@ -346,12 +376,12 @@ def test_figures_load_no_model_and_need_no_display(folder: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert len(list((folder / "figures").iterdir())) == 12
+    assert len(list((folder / "figures").iterdir())) == 14
 
 
 def test_the_command_says_what_is_missing(icrbench: Commands, tmp_path: Path) -> None:
     done = icrbench("report", analysed(tmp_path / "a", TIMED), "--figures", "--out", tmp_path / "b")
     assert done.code == 0
-    assert done.err.count("icrbench: figure ") == 5
+    assert done.err.count("icrbench: figure ") == 6
     assert sorted(path.name for path in (tmp_path / "b" / "figures").iterdir()) == ["latency.pdf", "latency.png"]
     icrbench.refused(icrbench("report", tmp_path / "none", "--figures"), "no folder", "none")

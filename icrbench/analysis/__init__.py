@@ -1,1 +1,1 @@
-"""What a fitted method does inside the model: analyses that run it, stored as json for figures and tables to read."""
+"""What a fitted method does inside the model, and ICR's theory on synthetic data, as json for tables and figures."""

@@ -11,6 +11,7 @@ import torch
 from icrbench.analysis.iclness import iclness, log_probability_change
 from icrbench.analysis.latency import latency
 from icrbench.analysis.routing import Routed, importance
+from icrbench.analysis.theory import theory
 from icrbench.backbone import Backbone
 from icrbench.backbone.load import load_backbone
 from icrbench.episodes import Labelled, Questions
@@ -59,6 +60,11 @@ def analyse(asked: Request, datasets: Datasets) -> list[Path]:
         about = {"model": backbone.revision.name, "label": "+".join(shown), "seed": None, "tasks": tasks[:1]}
         written.append(_write(asked.out, "latency", about, {"lengths": lengths, "seconds": seconds}))
     return written
+
+
+def analyse_theory(folder: Path) -> Path:
+    """Measure on synthetic data how well PCA finds what domains share, without a model; returns the file written."""
+    return _write(folder, "theory", *theory())
 
 
 def _routing(datasets: Datasets, fits: Mapping[str, Routed]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from icrbench.errors import UserError
-from icrbench.report.figures import accuracy, latency, routing
-from icrbench.report.figures.sources import Routing, latencies, routings
+from icrbench.report.figures import accuracy, latency, routing, theory
+from icrbench.report.figures.sources import Routing, latencies, routings, theories
 from icrbench.report.figures.style import ENDINGS, save, styled
 from icrbench.report.groups import Group
 from icrbench.report.leaderboard import leaderboards
@@ -70,6 +70,10 @@ def _figures(folder: Path) -> dict[str, tuple[list[tuple[str, Figure]], str]]:
     }
     timed = [(own.model, latency.latency(own)) for own in latencies(folder)]
     found["latency"] = (timed, f"{analyse} makes it")
+    found["theory"] = (
+        [(f"rank={own.rank} width={own.width}", theory.theory(own)) for own in theories(folder)],
+        f"no analysis in {folder / 'analysis'}; `icrbench analyse --theory --out {folder}` makes it, without a model",
+    )
     store = Store(folder)
     tables = [] if store.empty else leaderboards(store)
     costs: list[tuple[str, Figure]] = []
@@ -91,6 +95,7 @@ def _short(group: Group) -> str:
     limit = group.records[0][1]["data"]["limit"]
     data = "demo" if group.demo else "full" if limit is None else f"n{limit}"
     parts = [group.model, group.variant, group.protocol, "clean" if group.clean else "", data]
+    parts += [f"variants-of-{group.variants_of}"] if group.variants_of else []
     return " ".join(filter(None, [*parts, f"superseded{group.edition}" if group.edition else ""]))
 
 

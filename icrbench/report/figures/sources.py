@@ -47,6 +47,26 @@ class Latency:
     seconds: dict[str, tuple[float, ...]]
 
 
+@dataclass(frozen=True)
+class Theory:
+    """How far PCA is from the directions that domains share, on synthetic data.
+
+    Attributes:
+        width: dimensions of a vector, of which ``rank`` are shared.
+        samples: numbers of samples in all domains together.
+        domains: numbers of domains.
+        sine: ``[samples, domains, seeds]``, of the largest principal angle.
+        bound: the same shape, Davis and Kahan's; 1 where it says nothing.
+    """
+
+    width: int
+    rank: int
+    samples: tuple[int, ...]
+    domains: tuple[int, ...]
+    sine: Floats
+    bound: Floats
+
+
 def routings(folder: Path) -> list[Routing]:
     """One for each model, label and set of tasks.
 
@@ -71,6 +91,15 @@ def latencies(folder: Path) -> list[Latency]:
     return list(read_analyses(folder, "latency", _latency).values())
 
 
+def theories(folder: Path) -> list[Theory]:
+    """One for each setting.
+
+    Raises:
+        UserError: for a file that is cut or not ours (it is named).
+    """
+    return list(read_analyses(folder, "theory", _theory).values())
+
+
 def _routing(content: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Floats, Floats, Floats]]:
     own = content["by_task"]
     tasks = tuple(str(name) for name in own)
@@ -90,3 +119,16 @@ def _latency(content: dict[str, Any]) -> Latency:
     if not seconds or any(len(own) != len(lengths) or min(own) <= 0 for own in seconds.values()):
         raise ValueError
     return Latency(str(content["model"]), lengths, seconds)
+
+
+def _theory(content: dict[str, Any]) -> Theory:
+    samples, domains = (tuple(int(count) for count in content[name]) for name in ("samples", "domains"))
+    sine, bound = (np.array(content[name], dtype=np.float64) for name in ("sine", "bound"))
+    wanted = (len(samples), len(domains), len(content["seeds"]))
+    if (
+        sine.shape != wanted
+        or bound.shape != wanted
+        or not all(((own >= 0) & (own <= 1)).all() for own in (sine, bound))
+    ):
+        raise ValueError
+    return Theory(int(content["width"]), int(content["rank"]), samples, domains, sine, bound)
