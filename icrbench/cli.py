@@ -271,12 +271,13 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from icrbench.report import report
-    from icrbench.report.tables import write_tables
 
     out = options.out or options.folder
     if options.figures:
         return _figures(options.folder, out)
     if options.table is not None or options.compare_paper:
+        from icrbench.report.tables import write_tables
+
         names = "all" if options.table is None else options.table
         written = write_tables(options.folder, out, names, options.set, compare=options.compare_paper)
         print(f"written: {len(written)} files in {out / 'tables'}", file=sys.stderr)

@@ -13,7 +13,8 @@ import json
 import marshal
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,18 +30,21 @@ from icrbench.errors import UserError
 from icrbench.files import write_atomic
 from icrbench.progress import bar
 
-FORMAT = b"1"
+FORMAT = b"2"
 WORTH = 1_000
 """Cells from which on an index is written; fewer are read from their files in a second."""
 SETTLED = 2 * 10**9
 """Nanoseconds after which a file's stamp is taken to change with its content."""
 _CHUNK = 2_000
 _EXPANDED = ("cell", "identity", "result")  # parts whose values are shared by cells, while they as a whole are not
-_STAMPS = ("record_stamp", "examples_stamp")
-_OWN = ("key", *_STAMPS, "ids", "correct")
+_OWN = ("key", "stamps", "ids", "correct")
 
 Stamp = tuple[int, int, int, int]
 """Modification time, change time (both in ns), size and inode: any write changes one of them."""
+_NONE: Stamp = (-1, -1, -1, -1)
+_TIMES = (0, 1, 4, 5)  # among the stamps of a cell's two files
+Stamps = npt.NDArray[np.int64]
+"""Of a record and its examples, one after the other: [cells, 8]."""
 
 
 class Ids(tuple[str, ...]):
@@ -76,7 +80,7 @@ class Index:
         self._columns = {name: _decoded(parts[name]) for name in parts.column_names}
         self._ids = [Ids(ids) for ids in _values(table["ids"])]
         self._id_codes = _codes(table["ids"])
-        self._correct = table["correct"].combine_chunks()
+        self._correct: list[bytes | None] = table["correct"].to_pylist()
 
     def records(self) -> list[dict[str, Any]]:
         """Every record, by key. They share what they have in common: change none."""
@@ -98,12 +102,11 @@ class Index:
     def answers(self, key: str) -> Answers | None:
         """The answers of a cell, or None if its examples could not be read."""
         row = self._rows.get(key)
-        code = None if row is None else self._id_codes[row]
-        if code is None:
+        packed = None if row is None else self._correct[row]
+        if packed is None:
             return None
-        ids = self._ids[code]
-        packed = np.frombuffer(self._correct[row].as_buffer(), dtype=np.uint8)
-        return Answers(ids, np.unpackbits(packed, count=len(ids)).view(np.bool_))
+        ids = self._ids[self._id_codes[row]]
+        return Answers(ids, np.unpackbits(np.frombuffer(packed, np.uint8), count=len(ids)).view(np.bool_))
 
 
 def gather(folder: Path, read: Callable[[Path], Mapping[str, Any]]) -> Index:
@@ -115,26 +118,39 @@ def gather(folder: Path, read: Callable[[Path], Mapping[str, Any]]) -> Index:
     """
     now = time.time_ns()
     cells, examples = _stamps(folder / "cells", ".json"), _stamps(folder / "examples", ".parquet")
-    stamps = {key: (stamp, examples.get(key)) for key, stamp in sorted(cells.items())}
+    keys = sorted(cells)
+    stamps = np.array([cells[key] + examples.get(key, _NONE) for key in keys], np.int64).reshape(-1, 8)
     path = folder / "index" / "cells.parquet"
     known = _read_index(path)
-    kept = {} if known is None else _unchanged(known, stamps)
-    missing = [key for key in stamps if key not in kept]
-    tables = [] if known is None else [known.take(pa.array(list(kept.values()), pa.int64()))]
+    rows = _unchanged(known, keys, stamps)
+    missing = np.flatnonzero(rows < 0)
+    kept = len(keys) - len(missing)
+    tables = [] if known is None else [known if kept == known.num_rows else known.take(rows[rows >= 0])]
     with bar("reading results", len(missing)) as progress:
         for start in range(0, len(missing), _CHUNK):
             part = missing[start : start + _CHUNK]
-            tables.append(_gathered(folder, {key: stamps[key] for key in part}, read))
+            tables.append(_gathered(folder, [keys[place] for place in part], stamps[part], read))
             progress.update(len(part))
-    table = tables[0] if tables else _gathered(folder, {}, read)
+    table = tables[0] if tables else _gathered(folder, [], stamps, read)
     if len(tables) > 1:
         table = pa.concat_tables(tables, promote_options="default").unify_dictionaries().combine_chunks()
         table = table.sort_by("key")
-    settled = [key for key, both in stamps.items() if all(max(s[:2]) < now - SETTLED for s in both if s)]
-    changed = known is None or known.num_rows != len(kept) or any(key not in kept for key in settled)
-    if changed and len(stamps) >= WORTH:
-        _write_index(path, table.filter(pa.array(_membership(stamps, settled))))
+    settled = stamps[:, _TIMES].max(axis=1) < now - SETTLED
+    changed = known is None or known.num_rows != kept or settled[missing].any()
+    if changed and len(keys) >= WORTH:
+        _write_index(path, table.filter(pa.array(settled)))
     return Index(table)
+
+
+def read_columns(path: Path, columns: list[str]) -> pa.Table:
+    """Columns of one small Parquet file.
+
+    Raises:
+        OSError, pyarrow.ArrowException: if it is missing, cut or of another format.
+    """
+    # One read and no threads: opening a file costs more than what is in it.
+    with pq.ParquetFile(pa.BufferReader(path.read_bytes())) as file:
+        return file.read(columns, use_threads=False)
 
 
 def read_answers(path: Path) -> Answers:
@@ -143,9 +159,7 @@ def read_answers(path: Path) -> Answers:
     Raises:
         OSError, pyarrow.ArrowException, ValueError: if it is missing, cut or not ours.
     """
-    # One read and no threads: opening a file costs more than what is in it.
-    with pq.ParquetFile(pa.BufferReader(path.read_bytes())) as file:
-        table = file.read(columns=["example_id", "correct"], use_threads=False)
+    table = read_columns(path, ["example_id", "correct"])
     if table.num_columns != 2 or any(column.null_count for column in table.columns):
         raise ValueError(f"{path} lacks ids or answers")
     correct = table["correct"].to_numpy().astype(np.bool_, casting="no")
@@ -160,21 +174,26 @@ def _stamps(folder: Path, suffix: str) -> dict[str, Stamp]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith(suffix):
-                with suppress(FileNotFoundError):  # removed since the folder was listed
+                try:
                     about = entry.stat()
-                    stamp = (about.st_mtime_ns, about.st_ctime_ns, about.st_size, about.st_ino)
-                    found[entry.name.removesuffix(suffix)] = stamp
+                except FileNotFoundError:  # removed since the folder was listed
+                    continue
+                stamp = (about.st_mtime_ns, about.st_ctime_ns, about.st_size, about.st_ino)
+                found[entry.name.removesuffix(suffix)] = stamp
     return found
 
 
-def _unchanged(known: pa.Table, stamps: Mapping[str, tuple[Stamp, Stamp | None]]) -> dict[str, int]:
-    """Rows of the stored index that still stand for their files, by key."""
-    stored = zip(*(known[name].to_pylist() for name in ("key", *_STAMPS)), strict=True)
-    return {
-        key: row
-        for row, (key, record, examples) in enumerate(stored)
-        if key in stamps and stamps[key] == (tuple(record), tuple(examples) if examples else None)
-    }
+def _unchanged(known: pa.Table | None, keys: Sequence[str], stamps: Stamps) -> npt.NDArray[np.int64]:
+    """For each cell the row of the stored index that still stands for its files, or -1."""
+    rows = np.full(len(keys), -1)
+    if known is not None:
+        place = {key: place for place, key in enumerate(keys)}
+        places = np.array([place.get(key, -1) for key in known["key"].to_pylist()], np.int64)
+        stored = known["stamps"].combine_chunks().flatten().to_numpy().reshape(-1, 8)
+        same = np.flatnonzero(places >= 0)
+        same = same[(stored[same] == stamps[places[same]]).all(axis=1)]
+        rows[places[same]] = same
+    return rows
 
 
 class _Column:
@@ -186,7 +205,8 @@ class _Column:
         self._known: dict[object, int] = {}
 
     def put(self, row: int, value: object, key: object) -> None:
-        self.codes.extend([None] * (row - len(self.codes)))
+        if len(self.codes) < row:
+            self.codes.extend([None] * (row - len(self.codes)))
         code = self._known.get(key)
         if code is None:
             code = self._known[key] = len(self.texts)
@@ -198,19 +218,17 @@ class _Column:
         return pa.DictionaryArray.from_arrays(codes, pa.array(self.texts, pa.string()))
 
 
-def _gathered(
-    folder: Path, stamps: Mapping[str, tuple[Stamp, Stamp | None]], read: Callable[[Path], Mapping[str, Any]]
-) -> pa.Table:
+def _gathered(folder: Path, keys: Sequence[str], stamps: Stamps, read: Callable[[Path], Mapping[str, Any]]) -> pa.Table:
     """Some cells, read from their files."""
     cells, examples = folder / "cells", folder / "examples"
-    columns: dict[str, _Column] = {}
+    columns: defaultdict[str, _Column] = defaultdict(_Column)
     ids = _Column()
     corrects: list[bytes | None] = []
-    for row, key in enumerate(stamps):
+    for row, key in enumerate(keys):
         record = read(cells / f"{key}.json")
         for name, value in _flat(record):
             # marshal tells values apart as json does (1, 1.0 and true differ) in a tenth of the time.
-            columns.setdefault(name, _Column()).put(row, value, marshal.dumps(value, 2))
+            columns[name].put(row, value, marshal.dumps(value, 2))
         packed = None
         if record["status"] == "ok":
             try:
@@ -220,13 +238,11 @@ def _gathered(
             except (OSError, pa.ArrowException, ValueError, TypeError):
                 pass  # whoever needs them reads the file, and hears what is wrong with it
         corrects.append(packed)
-    stamp = pa.list_(pa.int64(), 4)
-    count = len(stamps)
+    count = len(keys)
     return pa.table(
         {
-            "key": pa.array(list(stamps), pa.string()),
-            "record_stamp": pa.array([both[0] for both in stamps.values()], stamp),
-            "examples_stamp": pa.array([both[1] for both in stamps.values()], stamp),
+            "key": pa.array(keys, pa.string()),
+            "stamps": pa.FixedSizeListArray.from_arrays(stamps.ravel(), 8),
             "ids": ids.array(count),
             "correct": pa.array(corrects, pa.binary()),
             **{name: column.array(count) for name, column in columns.items()},
@@ -268,11 +284,6 @@ def _write_index(path: Path, table: pa.Table) -> None:
         write_atomic(path, sink.getvalue().to_pybytes())
 
 
-def _membership(keys: Mapping[str, Any], wanted: list[str]) -> list[bool]:
-    chosen = set(wanted)
-    return [key in chosen for key in keys]
-
-
 def _values(column: pa.ChunkedArray) -> list[Any]:
     """The distinct values of a dictionary column, parsed by one call."""
     array = column.combine_chunks()
@@ -280,9 +291,10 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
     return found
 
 
-def _codes(column: pa.ChunkedArray) -> list[int | None]:
-    found: list[int | None] = column.combine_chunks().indices.to_pylist()
-    return found
+def _codes(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """Which of the values each row has; -1 for none."""
+    codes: npt.NDArray[np.int64] = column.combine_chunks().indices.fill_null(-1).to_numpy()
+    return codes
 
 
 _ABSENT = object()
@@ -290,8 +302,8 @@ _ABSENT = object()
 
 def _decoded(column: pa.ChunkedArray) -> list[Any]:
     """The values of a column, equal ones the same object; ``_ABSENT`` where a record has none."""
-    values = [*_values(column), _ABSENT]
-    return [values[-1 if code is None else code] for code in _codes(column)]
+    values = [*_values(column), _ABSENT]  # the last of them is at -1
+    return [values[code] for code in _codes(column).tolist()]
 
 
 def _rows(columns: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:

@@ -18,13 +18,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, cast
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from icrbench.errors import UserError
 from icrbench.files import atomic_path, write_atomic
-from icrbench.index import Answers, Index, gather, read_answers
+from icrbench.index import Answers, Index, gather, read_answers, read_columns
 
 SCHEMA_VERSION = 1
 FOLDERS = ("cells", "examples", "fitted", "locks", "index")
@@ -243,19 +244,23 @@ class Store:
         )
 
     def examples(self, key: str) -> pd.DataFrame:
-        """The rows of one cell, in the order of the test set (columns: ``EXAMPLE_SCHEMA``).
+        """``rows`` as a frame."""
+        frame: pd.DataFrame = self.rows(key).to_pandas()
+        return frame
+
+    def rows(self, key: str, columns: Sequence[str] = EXAMPLE_SCHEMA.names) -> pa.Table:
+        """The rows of one cell, in the order of the test set; all columns of ``EXAMPLE_SCHEMA``, or some in its order.
 
         Raises:
             UserError: if the file is missing, cut or not ours.
         """
         path = self._examples_path(key)
+        schema = pa.schema([EXAMPLE_SCHEMA.field(name) for name in columns])
         try:
-            # ParquetFile, not read_table: the latter would go through the dataset layer for one local file.
-            with pq.ParquetFile(path) as file:
-                frame: pd.DataFrame = file.read(columns=EXAMPLE_SCHEMA.names).cast(EXAMPLE_SCHEMA).to_pandas()
+            table = read_columns(path, list(columns))
+            return table if table.schema.equals(schema) else table.cast(schema)
         except (OSError, pa.ArrowException, ValueError) as error:
             raise _unreadable_examples(path) from error
-        return frame
 
     def answers(self, record: CellRecord) -> Answers:
         """Which examples of a cell were answered right, as of the last call of ``records``.
@@ -271,7 +276,8 @@ class Store:
                 answers = read_answers(path)
             except (OSError, pa.ArrowException, ValueError) as error:
                 raise _unreadable_examples(path) from error
-        if result is None or (len(answers.ids), int(answers.correct.sum())) != (result["n"], result["correct"]):
+        correct = int(np.count_nonzero(answers.correct))
+        if result is None or (len(answers.ids), correct) != (result["n"], result["correct"]):
             raise UserError(f"cells/{key}.json and examples/{key}.parquet disagree: delete both and run again.")
         if answers.repeated:
             raise UserError(f"examples/{key}.parquet has an example twice: delete it and run again.")

@@ -291,6 +291,22 @@ def test_equal_methods_and_single_examples() -> None:
     assert all_won.p > 0.05  # six right answers about three examples are no certainty
 
 
+def test_moments_of_many_are_those_of_each_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats, "_AT_ONCE", 500)  # several steps
+    rng = np.random.default_rng(0)
+    arrays = [bits(0.6, seeds, n, seed=n) for n in (1, 9, 100, 277) for seeds in (1, 3, 8) for _ in range(4)]
+    arrays += [np.repeat(bits(0.5, 1, 100), 3, axis=0), rng.normal(size=(3, 100))]
+    arrays += [
+        first.astype(np.int8) - second
+        for first, second in zip(arrays, reversed(arrays), strict=True)
+        if first.shape == second.shape
+    ]
+    order = rng.permutation(len(arrays))
+    assert stats.all_moments([arrays[place] for place in order]) == [stats.moments(arrays[place]) for place in order]
+    with pytest.raises(ValueError, match="at least one seed"):
+        stats.all_moments([np.empty((3, 0))])
+
+
 def test_moments_serve_as_scores() -> None:
     tasks = [bits(0.6, 3, 40, seed=1), bits(0.7, 3, 30, seed=2)]
     known = [stats.moments(task) for task in tasks]

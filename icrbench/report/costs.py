@@ -1,7 +1,7 @@
 """What methods cost, from the records of their cells; what the records do not say is None."""
 
 from collections.abc import Sequence
-from statistics import mean
+from statistics import fmean
 
 from icrbench.report.numbers import MISSING
 from icrbench.store import CellRecord, Result
@@ -31,8 +31,8 @@ def costs(records: Sequence[CellRecord]) -> dict[str, float | None]:
     """Means over the cells of a row, by the names of ``COSTS``; the peak is the largest."""
     ran = results(records)
     found: dict[str, float | None] = {
-        "fit_seconds": mean(result["seconds_fit"] for result in ran) if ran else None,
-        "milliseconds_a_row": mean(1000 * result["seconds_score"] / result["n"] for result in ran) if ran else None,
+        "fit_seconds": fmean(result["seconds_fit"] for result in ran) if ran else None,
+        "milliseconds_a_row": fmean(1000 * result["seconds_score"] / result["n"] for result in ran) if ran else None,
     }
     sequences, tokens, peaks = (
         [float(number) for result in ran if (number := result.get(name)) is not None]  # type: ignore[arg-type]
@@ -40,8 +40,8 @@ def costs(records: Sequence[CellRecord]) -> dict[str, float | None]:
     )
     return {
         **found,
-        "fit_sequences": mean(sequences) if sequences else None,
-        "fit_tokens": mean(tokens) if tokens else None,
+        "fit_sequences": fmean(sequences) if sequences else None,
+        "fit_tokens": fmean(tokens) if tokens else None,
         "fit_peak_bytes": max(peaks) if peaks else None,
     }
 
@@ -67,5 +67,5 @@ def spread(values: Sequence[int]) -> str:
     """A mean, and the range if there is one."""
     if not values:
         return MISSING
-    words = f"{mean(values):,.0f}"
+    words = f"{fmean(values):,.0f}"
     return words if min(values) == max(values) else f"{words} ({min(values):,}–{max(values):,})"

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 _GAP = 2  # characters between two columns
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One field of a grid: its text, and 1 (best), 2 (second best) or 0."""
 
     text: str

@@ -22,9 +22,11 @@ import hashlib
 import json
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 
 from icrbench.report.names import display_name
+from icrbench.report.origin import origin
 from icrbench.store import CellRecord
 
 REFERENCES = {"zero_shot", "few_shot"}
@@ -65,6 +67,11 @@ class Group:
         for label, record in self.records:
             found.setdefault(label, []).append(record)
         return found
+
+    @cached_property
+    def origin(self) -> list[tuple[str, str]]:
+        """What made the table."""
+        return origin([record for _, record in self.records])
 
     def place(self) -> dict[str, object]:
         """Where a number of the CSV files stands: what tells this table from others."""

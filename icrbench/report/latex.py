@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from functools import cache
 
 from icrbench.report.grid import Grid, blocks
 
@@ -103,10 +104,13 @@ _ACCENTS = {"\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0308"
 def escape_latex(text: str) -> str:
     """Any text for LaTeX with its default fonts; a sign they lack is written as its number."""
     apart = text.replace("--", "-\N{WORD JOINER}-").replace("--", "-\N{WORD JOINER}-")  # else a dash is drawn
-    return "".join(_LATEX.get(character) or _latex_character(character) for character in apart)
+    return "".join(map(_latex_character, apart))
 
 
+@cache
 def _latex_character(character: str) -> str:
+    if character in _LATEX:
+        return _LATEX[character]
     if character.isspace() or not character.isprintable():
         return " "
     if character.isascii():

@@ -7,11 +7,11 @@ there with every seed of the row: an average over a partial set would not compar
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from icrbench import stats
 from icrbench.report.groups import Group, comparable_groups
-from icrbench.report.line import Line, lines
+from icrbench.report.line import Line, lines, pair, summarise
 from icrbench.store import Store
 
 ROLES = {"id": "ID", "near_ood": "Near OOD", "far_ood": "Far OOD"}
@@ -30,8 +30,7 @@ class Column:
     is_average: bool
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
     """One entry of the table. Accuracies are fractions; what is not known is None or empty.
 
     ``partial``: some seeds of the row are missing on this task; the numbers are over those found.
@@ -104,14 +103,15 @@ class Table:
 
     def rank(self, column: str, row: Row) -> int:
         """1 for the best of a column, 2 for the second best, else 0; what prints alike ties."""
-        own, best = _shown(row.scores[column]), self._best[column]
-        return best.index(own) + 1 if own is not None and len(best) > 1 and own in best else 0
+        shown = _shown(row.scores[column])
+        return self._ranks[column].get(shown, 0) if shown is not None else 0
 
     @cached_property
-    def _best(self) -> dict[str, list[float]]:
-        """The two best numbers of each column, as printed."""
+    def _ranks(self) -> dict[str, dict[float, int]]:
+        """The ranks of the two best numbers of each column, as printed; none where all are alike."""
         shown = {c.name: {_shown(row.scores[c.name]) for row in self.rows} - {None} for c in self.columns}
-        return {name: sorted((v for v in found if v is not None), reverse=True)[:2] for name, found in shown.items()}
+        best = {name: sorted((v for v in found if v is not None), reverse=True)[:2] for name, found in shown.items()}
+        return {name: dict(zip(two, (1, 2), strict=True)) if len(two) > 1 else {} for name, two in best.items()}
 
 
 def leaderboards(store: Store) -> list[Table]:
@@ -129,6 +129,9 @@ def _table(group: Group, store: Store) -> Table:
     by_label = lines(group, store)
     # The plain label: a row marked as older is not what the others are compared with.
     base = next((line for label, line in by_label.items() if line.method == "zero_shot" == label), None)
+    summarise(by_label.values(), columns[-1].tasks)
+    if base is not None:
+        pair(((line, base) for line in by_label.values() if line is not base), columns[-1].tasks)
     rows = []
     for line in by_label.values():
         scores = {column.name: _score(line, column, None if line is base else base) for column in columns}
@@ -141,6 +144,7 @@ def _table(group: Group, store: Store) -> Table:
 def accuracies(group: Group, store: Store, columns: Sequence[Column]) -> dict[str, Row]:
     """Rows by label with other columns than a leaderboard's, the last of them an average; nothing is compared."""
     by_label = lines(group, store)
+    summarise(by_label.values(), columns[-1].tasks)
     base = by_label.get("zero_shot")
     rows = {}
     for label, line in by_label.items():
@@ -174,10 +178,8 @@ def _columns(group: Group) -> tuple[Column, ...]:
 def _score(line: Line, column: Column, base: Line | None) -> Score:
     if not line.complete(*column.tasks):
         return Score("missing") if column.is_average else _incomplete(line, column.tasks[0])
-    score = _measured(line, "ok", column.tasks)
-    if base is None or not base.complete(*column.tasks):
-        return score
-    return replace(score, versus=line.compare(base, column.tasks))
+    compared = base is not None and base.complete(*column.tasks)
+    return _measured(line, "ok", column.tasks, line.compare(base, column.tasks) if base and compared else None)
 
 
 def _incomplete(line: Line, task: str) -> Score:
@@ -189,11 +191,14 @@ def _incomplete(line: Line, task: str) -> Score:
     return _measured(line, "partial", [task]) if records else Score("missing")
 
 
-def _measured(line: Line, status: Literal["ok", "partial"], tasks: Sequence[str]) -> Score:
+def _measured(
+    line: Line, status: Literal["ok", "partial"], tasks: Sequence[str], versus: stats.Comparison | None = None
+) -> Score:
     known = [line.moments(task) for task in tasks]
     by_seed = [sum(of_seed) / len(known) for of_seed in zip(*(task.by_seed for task in known), strict=True)]
     mean = sum(by_seed) / len(by_seed)
     squares = sum((one - mean) ** 2 for one in by_seed)
+    interval, spread = stats.interval_and_spread(known)
     return Score(
         status,
         len(by_seed),
@@ -201,8 +206,9 @@ def _measured(line: Line, status: Literal["ok", "partial"], tasks: Sequence[str]
         mean=mean,
         by_seed=tuple(by_seed),
         std=(squares / (len(by_seed) - 1)) ** 0.5 if len(by_seed) > 1 else None,
-        interval=stats.interval(known),
-        spread=stats.spread(known),
+        interval=interval,
+        versus=versus,
+        spread=spread,
     )
 
 
@@ -223,7 +229,7 @@ def _corrected(rows: list[Row], columns: Sequence[Column]) -> list[Row]:
         compared = [(own, name, own[name].versus) for own in scores for name in names]
         tests = [(own, name, versus) for own, name, versus in compared if versus is not None]
         for (own, name, _), p in zip(tests, stats.holm([versus.p for *_, versus in tests]), strict=True):
-            own[name] = replace(own[name], p_holm=p)
+            own[name] = own[name]._replace(p_holm=p)
     return [replace(row, scores=own) for row, own in zip(rows, scores, strict=True)]
 
 
@@ -235,6 +241,7 @@ def _behind(rows: list[Row], by_label: dict[str, Line], tasks: Sequence[str], ba
     if leader is None or by_label[leader] is base:
         return rows
     others = [by_label[label] for label in ranked if label != leader and by_label[label] is not base]
+    pair(((by_label[leader], other) for other in others), tasks)
     found = {other.label: by_label[leader].compare(other, tasks) for other in others}
     # The leader was picked for being best, so every pair was a candidate, and none of the others counts as tested.
     untested = len(found) * (len(found) - 1) // 2
@@ -251,6 +258,7 @@ def _changed(rows: list[Row], by_label: dict[str, Line], tasks: Sequence[str], p
     if plain not in by_label or not by_label[plain].complete(*tasks):
         return rows
     variants = [row.label for row in rows if row.method == plain != row.label and by_label[row.label].complete(*tasks)]
+    pair(((by_label[label], by_label[plain]) for label in variants), tasks)
     found = {label: by_label[label].compare(by_label[plain], tasks) for label in variants}
     corrected = dict(zip(found, stats.holm([versus.p for versus in found.values()]), strict=True))
     return [

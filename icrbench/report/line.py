@@ -1,6 +1,6 @@
 """The records of one row of a table, and what they answered, read once and summarised once for all its columns."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -73,7 +73,7 @@ class Line:
             ids = next(iter(by_key.values())).ids
             if any(other.ids is not ids and other.ids != ids for other in by_key.values()):
                 raise UserError(f"the seeds of {self._name(task)} scored different examples: run them again.")
-            self._answers[task] = ids, np.stack([by_key[record["key"]].correct for record in self.records(task)])
+            self._answers[task] = ids, np.array([by_key[record["key"]].correct for record in self.records(task)])
         return self._answers[task]
 
     def moments(self, task: str) -> stats.Moments:
@@ -92,10 +92,14 @@ class Line:
         Raises:
             UserError: if the two scored different examples.
         """
-        if self.n_seeds > 1 and other.n_seeds > 1 and self.seeds != other.seeds:
+        if not self.paired(other):
             own = [self.answers(task)[1] for task in tasks]
             return stats.compare(own, [self.aligned(other, task) for task in tasks], same_seeds=False)
         return stats.compared([self._difference(other, task) for task in tasks])
+
+    def paired(self, other: "Line") -> bool:
+        """Their differences are taken seed by seed; else the seeds of the two are independent."""
+        return self.seeds == other.seeds or 1 in (self.n_seeds, other.n_seeds)
 
     def aligned(self, other: "Line", task: str) -> Bits:
         """Another line's answers, [its seeds, examples], in the order of this line's examples."""
@@ -109,9 +113,12 @@ class Line:
 
     def _difference(self, other: "Line", task: str) -> stats.Moments:
         if (other, task) not in self._differences:
-            own, theirs = self.answers(task)[1], self.aligned(other, task)
-            self._differences[other, task] = stats.moments(own.astype(np.float64) - theirs)
+            self._differences[other, task] = stats.moments(self._less(other, task))
         return self._differences[other, task]
+
+    def _less(self, other: "Line", task: str) -> npt.NDArray[np.int8]:
+        """The difference on every example: -1, 0 or 1."""
+        return self.answers(task)[1].view(np.int8) - self.aligned(other, task).view(np.int8)
 
     def _name(self, task: str) -> str:
         return f"{self.records(task)[0]['cell']['label']} on {task}"
@@ -120,6 +127,28 @@ class Line:
 def lines(group: Group, store: Store) -> dict[str, Line]:
     """The lines of a table, by label."""
     return {label: Line(label, own, store) for label, own in group.by_label().items()}
+
+
+def summarise(lines: Iterable[Line], tasks: Sequence[str]) -> None:
+    """Give lines the moments of their complete tasks, all at once: one by one takes several times as long."""
+    wanted = [(line, task) for line in lines for task in tasks if line.complete(task)]
+    found = stats.all_moments([line.answers(task)[1] for line, task in wanted])
+    for (line, task), moments in zip(wanted, found, strict=True):
+        line._moments[task] = moments
+
+
+def pair(pairs: Iterable[tuple[Line, Line]], tasks: Sequence[str]) -> None:
+    """Give each first line the moments of its differences to the second, all at once, where both are complete."""
+    wanted = [
+        (line, other, task)
+        for line, other in pairs
+        if line.paired(other)
+        for task in tasks
+        if line.complete(task) and other.complete(task)
+    ]
+    found = stats.all_moments([line._less(other, task) for line, other, task in wanted])
+    for (line, other, task), moments in zip(wanted, found, strict=True):
+        line._differences[other, task] = moments
 
 
 def _two_results(store: Store, first: CellRecord, second: CellRecord) -> UserError:

@@ -1,11 +1,10 @@
-"""What stands below a table: how to read it, what is missing from it, and where it came from."""
+"""What stands below a table: how to read it, and what is missing from it."""
 
-import json
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from icrbench.report.leaderboard import AVERAGE, Row, Table
 from icrbench.report.names import display_name, form_notes
+from icrbench.report.origin import compact, one_line
 from icrbench.store import CellRecord
 
 
@@ -33,42 +32,7 @@ def notes(table: Table) -> list[str]:
     lines += [f"failed ({number}): {error}" for error, number in failures(table).items()]
     records = [record for _, record in table.group.records]
     lines += [*overlap(records, table.group.clean), *_truncated(table)]
-    return [_one_line(line) for line in lines]
-
-
-def provenance(table: Table) -> list[tuple[str, str]]:
-    """What made the table: pairs of a name and every distinct value among its records."""
-    return origin([record for _, record in table.group.records])
-
-
-def origin(records: Sequence[CellRecord]) -> list[tuple[str, str]]:
-    """What made some records, as ``provenance`` gives it for a table."""
-    # Many records, few environments: each is looked at once.
-    shared = {id(record["environment"]): record["environment"] for record in records}  # as a store reads them
-    environments = list({_compact(environment): environment for environment in shared.values()}.values())
-    commits = [
-        f"{environment['commit']}{' with uncommitted changes' if environment.get('dirty') else ''}"
-        for environment in environments
-        if environment.get("commit")
-    ]
-    packages = [
-        f"{name} {version}" for e in environments for name, version in (e.get("packages") or {}).items() if version
-    ]
-    sources = [f"{r['cell']['task']}: {r['data']['location']}{_at(r['data']['revision'])}" for r in records]
-    hashes = [
-        f"{r['cell']['task']} {r['data']['sha256'].get('test', '?')[:12]}" for r in records if r["data"]["sha256"]
-    ]
-    pairs = [
-        ("command", _distinct(e.get("command") for e in environments)),
-        ("commit", _distinct(commits)),
-        ("python", _distinct(e.get("python") for e in environments)),
-        ("packages", _distinct(sorted(packages))),
-        ("machine", _distinct(e.get("machine") for e in environments)),
-        ("data", _distinct(sorted(set(sources)))),
-        ("sha256 of the test data", _distinct(sorted(set(hashes)))),
-        ("time", f"{min(r['started'] for r in records)} to {max(r['finished'] for r in records)}"),
-    ]
-    return [(name, value) for name, value in pairs if value]
+    return [one_line(line) for line in lines]
 
 
 def _data_note(table: Table) -> str:
@@ -113,10 +77,11 @@ def _seed_note(rows: Iterable[Row]) -> str:
 def overlap(records: list[CellRecord], clean: bool) -> list[str]:
     """The contamination the records report, if any."""
     found: dict[str, str] = {}
-    for record in records:
-        own = record["data"]["contamination"].get("pairs", {})
+    shared = {id(record["data"]): record["data"] for record in records}
+    for data in shared.values():
+        own = data["contamination"].get("pairs", {})
         if isinstance(own, dict):
-            found.update({str(pair): _compact(count) for pair, count in own.items() if count})
+            found.update({str(pair): compact(count) for pair, count in own.items() if count})
     if not found:
         return []
     pairs = [(*pair.split("->"), count) for pair, count in sorted(found.items())]
@@ -135,20 +100,3 @@ def _truncated(table: Table) -> list[str]:
             count[1] += result["n"]
     listed = ", ".join(f"{where} {cut:,} of {n:,}" for where, (cut, n) in sorted(counts.items()))
     return [f"Prompts cut to fit the model, over all seeds: {listed}."] if counts else []
-
-
-def _at(revision: str | None) -> str:
-    return f" at {revision[:12]}" if revision else ""
-
-
-def _compact(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-
-
-def _distinct(values: Iterable[Any]) -> str:
-    return _one_line("; ".join(dict.fromkeys(_compact(value) for value in values if value)))
-
-
-def _one_line(text: str) -> str:
-    """Without line breaks, which would end a list item or a comment of the output."""
-    return " ".join(text.split())

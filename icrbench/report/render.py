@@ -5,11 +5,12 @@ zero-shot, accuracy by task, and the 95 % intervals; in Markdown a fourth says w
 renderers only differ in how they write a grid.
 """
 
+import io
 import textwrap
 from collections.abc import Sequence
+from csv import DictWriter
 from dataclasses import replace
 
-import pandas as pd
 from tabulate import tabulate
 
 from icrbench.report.costs import COST_NOTE, COSTS, cached, cost_text, costs, spread
@@ -17,7 +18,7 @@ from icrbench.report.grid import Entry, Grid, blocks
 from icrbench.report.latex import PREAMBLE, escape_latex, floats, latex_sentence
 from icrbench.report.leaderboard import AVERAGE, Change, Column, Row, Score, Table
 from icrbench.report.names import display_name
-from icrbench.report.notes import failures, notes, provenance
+from icrbench.report.notes import failures, notes
 from icrbench.report.numbers import MISSING, probability, signed, signed_interval
 
 TERMINAL = 110  # characters of a line
@@ -90,7 +91,7 @@ def markdown(tables: Sequence[Table]) -> str:
         parts.append(f"## {table.group.title}")
         for grid in [*grids(table), cost_grid(table)]:
             parts += [f"### {grid.title}", markdown_grid(grid)]
-        parts += markdown_notes([*notes(table), COST_NOTE], provenance(table))
+        parts += markdown_notes([*notes(table), COST_NOTE], table.group.origin)
     return "\n\n".join(parts) + "\n"
 
 
@@ -98,7 +99,7 @@ def latex(tables: Sequence[Table]) -> str:
     r"""All tables as LaTeX floats, each followed by its notes; the document needs ``\usepackage{booktabs}``."""
     parts = [PREAMBLE]
     for table in tables:
-        parts += [f"% {table.group.title}", *(f"% {name}: {value}" for name, value in provenance(table))]
+        parts += [f"% {table.group.title}", *(f"% {name}: {value}" for name, value in table.group.origin)]
         for grid in grids(table):
             parts += floats(grid, f"{escape_latex(table.group.title)}. {escape_latex(grid.title)}")
         words = " ".join(map(latex_sentence, notes(table)))
@@ -108,22 +109,23 @@ def latex(tables: Sequence[Table]) -> str:
 
 def csv(tables: Sequence[Table]) -> str:
     """All tables as one long table: a row for each method and column; accuracies are fractions."""
-    rows = []
-    for table in tables:
-        for row in table.rows:
-            for column in table.columns:
-                rows.append(
-                    {
-                        **table.group.place(),
-                        "method": row.label,
-                        "column": column.name,
-                        "is_average": column.is_average,
-                        **_numbers(row, column),
-                    }
-                )
-    # Whole numbers with gaps would be written as 1.0.
-    whole = dict.fromkeys(("seeds", "test_rows", "collapse"), "Int64")
-    return pd.DataFrame(rows).astype(whole).to_csv(index=False, lineterminator="\n")
+    rows = [
+        {
+            **table.group.place(),
+            "method": row.label,
+            "column": column.name,
+            "is_average": column.is_average,
+            **_numbers(row, column),
+        }
+        for table in tables
+        for row in table.rows
+        for column in table.columns
+    ]
+    text = io.StringIO()
+    writer = DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def terminal(tables: Sequence[Table]) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 from icrbench.report.leaderboard import ROLES, Column, Row, Score, Table
 from icrbench.report.names import display_name
-from icrbench.report.notes import failures, notes, origin, provenance
+from icrbench.report.notes import failures, notes
 from icrbench.report.numbers import probability, signed, signed_interval, tenths
+from icrbench.report.origin import origin
 from icrbench.report.verdict import WORDS, certainty
 from icrbench.stats import Comparison, Interval
 from icrbench.store import CellRecord
@@ -25,7 +26,7 @@ def table_data(table: Table) -> dict[str, Any]:
     roles = {record["cell"]["task"]: record["task"]["role"] for _, record in group.records}
     records = group.by_label()
     numbers = failures(table)
-    made_by = dict(provenance(table))
+    made_by = dict(table.group.origin)
     plain = {row.label: _hyperparameters(records[row.label]) for row in table.rows}
     return {
         "title": group.title,

@@ -6,11 +6,13 @@ row's first seed before any second one, and what was left out is counted for the
 
 import base64
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from icrbench.errors import UserError
 from icrbench.report.leaderboard import Table
@@ -21,6 +23,7 @@ MOST_PREDICTIONS = 3_000_000
 MOST_LOGITS = 1_500_000
 _FIRST = 35
 """Option 0 is "#": the printable characters from here on, so that most need no escape."""
+_COLUMNS = ("example_id", "gold", "prediction", "correct", "option_logits")
 _HUNDREDTHS = 32_767  # largest logit of a packed cell, times 100
 
 
@@ -37,55 +40,62 @@ def packed(tables: Sequence[Table], store: Store) -> list[dict[str, Any]]:
         UserError: if a file of the store is damaged.
     """
     sets: dict[tuple[int, str], dict[str, Any]] = {}
-    orders: dict[tuple[int, str], pd.Index] = {}
+    orders: dict[tuple[int, str], pa.ChunkedArray] = {}
     cells = predictions = logits = 0
-    for _, table, row, record in sorted(_cells(tables), key=lambda cell: cell[:3]):
+    for _, table, row, _, record in sorted(_cells(tables), key=itemgetter(0, 1, 2, 3)):
         result, task = record["result"], record["cell"]["task"]
         if result is None:
             continue
-        entry = sets.setdefault((table, task), _empty(table, record))
+        if (table, task) not in sets:
+            sets[table, task] = _empty(table, record)
+        entry = sets[table, task]
         entry["total"] += 1
         if cells == MOST_CELLS or predictions + result["n"] > MOST_PREDICTIONS:
             continue
-        frame = store.examples(record["key"]).set_index("example_id")
-        order = orders.setdefault((table, task), frame.index)
-        if not frame.index.equals(order):
-            if len(frame) != len(order) or not order.isin(frame.index).all():
+        rows = store.rows(record["key"], _COLUMNS)
+        order = orders.setdefault((table, task), rows["example_id"])
+        if not rows["example_id"].equals(order):
+            places = pc.index_in(order, rows["example_id"])
+            if len(rows) != len(order) or places.null_count:
                 continue  # of a table without zero-shot, where nothing was paired: it counts as left out
-            frame = frame.loc[order]
+            rows = rows.take(places)
+        gold, prediction, correct = (rows[name].to_numpy() for name in ("gold", "prediction", "correct"))
         if not entry["cells"]:
-            entry["ids"], entry["gold"] = _ids(order), _characters(frame["gold"])
-        _check(frame, record)
-        values, counts = _logits(frame)
+            entry["ids"], entry["gold"] = _ids(order.to_pylist()), _characters(gold)
+        if ((prediction == gold) != correct).any():  # the page tells right from wrong by comparing options
+            raise UserError(f"examples/{record['key']}.parquet contradicts itself: delete it and run again.")
+        values, counts = _logits(rows["option_logits"])
         fits = values is not None and logits + len(values) <= MOST_LOGITS
         entry["cells"].append(
             {
                 "row": row,
                 "seed": record["cell"]["seed"],
                 "key": record["key"],
-                "predictions": _characters(frame["prediction"]),
+                "predictions": _characters(prediction),
                 "logits": base64.b64encode(values.tobytes()).decode() if values is not None and fits else None,
                 "counts": _characters(counts),
             }
         )
-        cells, predictions = cells + 1, predictions + len(frame)
+        cells, predictions = cells + 1, predictions + len(rows)
         logits += len(values) if values is not None and fits else 0
     return [entry for _, entry in sorted(sets.items(), key=lambda item: item[0][0]) if entry["cells"]]
 
 
-def _cells(tables: Sequence[Table]) -> Iterator[tuple[int, int, int, CellRecord]]:
-    """Place of the cell's seed within its row, number of the table, number of the row, record."""
+def _cells(tables: Sequence[Table]) -> Iterator[tuple[int, int, int, int, CellRecord]]:
+    """Place of the cell's seed within its row, number of the table, of the row and of the task, record."""
     for number, table in enumerate(tables):
         rows = {row.label: place for place, row in enumerate(table.rows)}
         tasks = {task: place for place, task in enumerate(table.columns[-1].tasks)}
-        records = sorted(table.group.records, key=lambda pair: (pair[0], tasks[pair[1]["cell"]["task"]]))
-        seeds: dict[str, list[int]] = {}
-        for label, record in records:
-            seeds.setdefault(label, []).append(-1 if record["cell"]["seed"] is None else record["cell"]["seed"])
-        ranks = {label: {seed: rank for rank, seed in enumerate(sorted(set(found)))} for label, found in seeds.items()}
-        for label, record in records:
-            seed = -1 if record["cell"]["seed"] is None else record["cell"]["seed"]
-            yield ranks[label][seed], number, rows[label], record
+        seeds: dict[str, set[int | None]] = {}
+        for label, record in table.group.records:
+            seeds.setdefault(label, set()).add(record["cell"]["seed"])
+        ranks = {
+            label: {seed: rank for rank, seed in enumerate(sorted(found, key=lambda s: -1 if s is None else s))}
+            for label, found in seeds.items()
+        }
+        for label, record in table.group.records:
+            cell = record["cell"]
+            yield ranks[label][cell["seed"]], number, rows[label], tasks[cell["task"]], record
 
 
 def _empty(table: int, record: CellRecord) -> dict[str, Any]:
@@ -95,15 +105,8 @@ def _empty(table: int, record: CellRecord) -> dict[str, Any]:
     return {"table": table, "task": record["cell"]["task"], "total": 0, "options": options, "cells": []}
 
 
-def _check(frame: pd.DataFrame, record: CellRecord) -> None:
-    """The page tells right from wrong by comparing options."""
-    if not frame["correct"].eq(frame["prediction"] == frame["gold"]).all():
-        raise UserError(f"examples/{record['key']}.parquet contradicts itself: delete it and run again.")
-
-
-def _ids(index: pd.Index) -> tuple[str, list[str]]:
+def _ids(ids: list[str]) -> tuple[str, list[str]]:
     """Their common start, and the rest of each."""
-    ids = [str(name) for name in index]
     start, first, last = "", min(ids), max(ids)
     for own, other in zip(first, last, strict=False):
         if own != other:
@@ -112,15 +115,14 @@ def _ids(index: pd.Index) -> tuple[str, list[str]]:
     return start, [name[len(start) :] for name in ids]
 
 
-def _characters(values: "pd.Series[int] | npt.NDArray[np.integer[Any]]") -> str:
-    return (np.asarray(values, dtype=np.int64) + _FIRST).astype("<u2").tobytes().decode("utf-16-le")
+def _characters(values: npt.NDArray[np.integer[Any]]) -> str:
+    return (values + _FIRST).astype("<u2").tobytes().decode("utf-16-le")
 
 
-def _logits(frame: pd.DataFrame) -> tuple[npt.NDArray[np.int16] | None, npt.NDArray[np.int64]]:
+def _logits(lists: pa.ChunkedArray) -> tuple[npt.NDArray[np.int16] | None, npt.NDArray[np.integer[Any]]]:
     """All options' logits in hundredths, one example after the other, and how many each has."""
-    lists = frame["option_logits"].tolist()
-    counts = np.array([len(values) for values in lists], dtype=np.int64)
-    hundredths = np.round(100 * np.concatenate(lists).astype(np.float64))
+    counts = pc.list_value_length(lists).to_numpy()
+    hundredths = np.round(100 * pc.list_flatten(lists).to_numpy().astype(np.float64))
     if not np.isfinite(hundredths).all() or np.abs(hundredths).max(initial=0) > _HUNDREDTHS:
         return None, counts
     return hundredths.astype("<i2"), counts

@@ -6,7 +6,7 @@ from icrbench import spec
 from icrbench.experiments import Experiment
 from icrbench.report.grid import Entry, Grid
 from icrbench.report.leaderboard import AVERAGE, PAPER, ROLES, Column, Row, Score, Table, accuracies
-from icrbench.report.notes import failures, notes, provenance
+from icrbench.report.notes import failures, notes
 from icrbench.report.numbers import MISSING
 from icrbench.report.render import accuracy
 from icrbench.report.tables.selection import Selection, place, row_notes
@@ -90,7 +90,7 @@ def _score(row: Row, column: Column) -> dict[str, object]:
 
 def _origin(table: Table) -> tuple[tuple[str, str], ...]:
     """Provenance of what is there."""
-    return tuple(provenance(table)) if table.group.records else ()
+    return tuple(table.group.origin) if table.group.records else ()
 
 
 def _notes(selection: Selection, table: Table) -> list[str]:

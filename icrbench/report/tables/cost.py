@@ -6,8 +6,8 @@ from statistics import mean
 from icrbench.report import costs as shared
 from icrbench.report.costs import cached, cost_text, spread
 from icrbench.report.grid import Entry, Grid
-from icrbench.report.notes import origin
 from icrbench.report.numbers import MISSING
+from icrbench.report.origin import origin
 from icrbench.report.tables.selection import Selection, place, row_notes
 from icrbench.report.tables.sheet import Sheet
 from icrbench.store import CellRecord
