@@ -1,6 +1,7 @@
 """Accuracy from the stored results: against what it costs, and how much of it is chance."""
 
 import math
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean
@@ -103,7 +104,7 @@ def pareto(table: Table) -> Figure | None:
         axes.step(at, steps, where="post", color=GREY, linewidth=0.8, zorder=1)
         axes.grid(axis="y", color="#e5e5e5", linewidth=0.5)
         axes.set_axisbelow(True)
-        axes.set_xlabel(name)
+        axes.set_xlabel(textwrap.fill(name, 20) if across > 2 else name)  # or it would run into its neighbour's
         placed.append((axes, [(point.label, place(point.cost), point.accuracy) for point in found]))
     for row in grid:
         row[0].set_ylabel("average accuracy, %")
