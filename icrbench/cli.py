@@ -147,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_fit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--method", help="its name; not needed beside --artifact")
+    parser.add_argument("--method", help="as --methods takes it, icr or icr:rank=4; not needed beside --artifact")
     parser.add_argument("--out", type=_path, help="results folder of a run that fitted the method")
     parser.add_argument("--artifact", type=_path, help="instead, the fit itself: OUT/fitted/METHOD-KEY")
 

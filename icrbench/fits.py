@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from icrbench import spec
 from icrbench.backbone import Backbone
 from icrbench.cache import cache_folder
-from icrbench.errors import UserError
+from icrbench.errors import UserError, unknown
 from icrbench.method import Artefact, FitData, Method, Scope, make_method
 from icrbench.randomness import Randomness
 from icrbench.store import CellRecord, Store
@@ -19,10 +20,11 @@ class FitName:
     """A method with its fit, as a user names it.
 
     Attributes:
-        method: its name; not needed beside ``artifact``.
+        method: its label, as ``--methods`` takes it; not needed beside ``artifact``.
         artifact: the fit's folder, ``OUT/fitted/METHOD-KEY``.
-        out: instead, a results folder that has one fit of the method for the model and the task; of several that differ
-            in their seed alone, the lowest seed is taken. A method without a fit needs neither.
+        out: instead, a results folder that has one fit of this label for the model and the task, or, for a plain name
+            that is no label there, one fit of the method; of several that differ in their seed alone, the lowest seed
+            is taken. A method without a fit needs neither.
         task: the task it is for; None where no task of ours is meant.
     """
 
@@ -64,7 +66,7 @@ class FitName:
         self.check(backbone.revision.name)
         if self.artifact is not None:
             artefact = Artefact.load(self.artifact, backbone)
-            if self.method not in (None, artefact.method.name):
+            if self.method is not None and not self._describes(artefact.method):
                 raise UserError(
                     f"{self.artifact} holds a fit of {artefact.method.name}, not of {self.method}: name that method."
                 )
@@ -78,7 +80,15 @@ class FitName:
     def _method(self) -> Method:
         if self.method is None:
             raise UserError("no method asked for: name one with --method, or a fit with --artifact.")
-        return make_method(self.method, {})
+        return make_method(*spec.split(self.method))
+
+    def _describes(self, method: Method) -> bool:
+        """Whether the name and the hyperparameters asked for are those of a method."""
+        name, asked = spec.split(str(self.method))
+        if name != method.name:
+            return False
+        wanted, found = make_method(name, asked).hyperparameters(), method.hyperparameters()
+        return all(wanted[key] == found[key] for key in asked)
 
     def _stored(self, backbone: Backbone, method: Method) -> Path:
         """The folder of the one fit that results of this method, model and task were made with."""
@@ -98,6 +108,7 @@ class FitName:
             folder = store.fit_folder(identity)
             if (folder / "fitted.json").exists():
                 fits.setdefault(folder, []).append(record)
+        fits = self._labelled(fits)
         if not fits:
             raise self._missing(backbone.revision.name)
         if len(fits) == 1:
@@ -114,6 +125,16 @@ class FitName:
             for folder, known in sorted(facts.items())
         )
         raise UserError(f"{self.out} has {len(fits)} fits of {wanted}: give --artifact, with one of {told}.")
+
+    def _labelled(self, fits: dict[Path, list[CellRecord]]) -> dict[Path, list[CellRecord]]:
+        """Those of the label asked for; of a plain name that is no label here, all."""
+        name, asked = spec.split(str(self.method))
+        label = spec.label(name, asked)
+        labels = {folder: {record["cell"]["label"] for record in records} for folder, records in fits.items()}
+        own = {folder: records for folder, records in fits.items() if label in labels[folder]}
+        if fits and asked and not own:
+            raise unknown(f"fit in {self.out}", label, set().union(*labels.values()))
+        return own or fits
 
     def _for(self, model: str) -> str:
         return f"{self.method} for {model}" + (f" and {self.task}" if self.task else "")

@@ -9,9 +9,9 @@ from cli_setup import Commands, Done, icrbench, model_folder
 __all__ = ["icrbench"]  # a fixture
 
 
-def explained(icrbench: Commands, *more: object, folder: str = "out") -> Done:
+def explained(icrbench: Commands, *more: object, folder: str = "out", method: str = "few_shot") -> Done:
     out = icrbench.folder / folder
-    return icrbench("explain", "a fine film", "--model", model_folder(), "--method", "few_shot", "--out", out, *more)
+    return icrbench("explain", "a fine film", "--model", model_folder(), "--method", method, "--out", out, *more)
 
 
 def test_a_task_gets_the_fit_that_its_results_were_made_with(icrbench: Commands) -> None:
@@ -25,8 +25,30 @@ def test_a_task_gets_the_fit_that_its_results_were_made_with(icrbench: Commands)
     icrbench.refused(explained(icrbench, "--task", "mr"), "no fit of few_shot", "and mr:", "--tasks mr --out")
 
 
+def test_a_label_has_its_own_fit(icrbench: Commands) -> None:
+    assert icrbench.run(methods="few_shot,few_shot:per_class=1,few_shot:per_class=2").code == 0
+    shown = {}
+    for label in ("few_shot", "few_shot:per_class=1", "few_shot:per_class=2"):
+        done = explained(icrbench, "--json", method=label)
+        assert done.code == 0, done.err
+        shown[label] = json.loads(done.out)["demonstrations"]
+    assert shown["few_shot:per_class=1"] < shown["few_shot:per_class=2"] < shown["few_shot"]
+    done = explained(icrbench, method="few_shot:per_class=3")
+    icrbench.refused(done, "unknown fit in", "'few_shot:per_class=3'", "few_shot:per_class=2")
+    icrbench.refused(explained(icrbench, method="few_shot:shots=3"), "unknown hyperparameter of few_shot 'shots'")
+
+
+def test_an_artefact_is_that_of_the_label(icrbench: Commands) -> None:
+    assert icrbench.run(methods="few_shot:per_class=1").code == 0
+    (folder,) = (icrbench.folder / "out" / "fitted").iterdir()
+    for method, code in (("few_shot", 0), ("few_shot:per_class=1", 0), ("few_shot:per_class=2", 2)):
+        done = icrbench("explain", "fine", "--model", model_folder(), "--method", method, "--artifact", folder)
+        assert done.code == code, done.err
+    assert "not of few_shot:per_class=2" in done.err
+
+
 def test_several_fits_are_listed_with_what_tells_them_apart(icrbench: Commands) -> None:
-    assert icrbench.run(methods="few_shot,few_shot:per_class=1", seeds="0,1").code == 0
+    assert icrbench.run(methods="few_shot:per_class=5,few_shot:per_class=1", seeds="0,1").code == 0
     done = explained(icrbench)
     icrbench.refused(done, "has 4 fits of few_shot", "and sst2", "give --artifact")
     for folder in (icrbench.folder / "out" / "fitted").iterdir():
