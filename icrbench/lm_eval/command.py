@@ -30,7 +30,7 @@ def evaluate(model: str, method: str | None, out: Path | None, artifact: Path | 
 
     Args:
         model: as `load_backbone` takes it.
-        method: name of a method; not needed beside ``artifact``.
+        method: a method as ``--methods`` takes it; not needed beside ``artifact``.
         out: results folder that has its fit, and gets lm-eval's results unless ``flags`` say otherwise.
         artifact: instead, folder of the fit.
         flags: everything else, passed on to lm-eval.

@@ -71,7 +71,7 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
 
         Args:
             pretrained: a backbone, or what `load_backbone` takes.
-            method: name of a method, or a fitted one; not needed beside ``artifact``.
+            method: as ``--methods`` takes it, or a fitted one; not needed beside ``artifact``.
             artifact: folder of a fit: ``OUT/fitted/METHOD-KEY``. Methods without a fit need none.
             out: instead, a results folder that has one fit of the method for the model.
             device: as `load_backbone` takes it, like the next two; for a model given by name.
