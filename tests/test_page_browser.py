@@ -376,3 +376,21 @@ def test_axe_finds_nothing(page: Driver, width: int) -> None:
     assert page.execute_async_script(run) == []
     page.execute_script("document.querySelector('#table-0 .scores tbody th button').click()")
     assert page.execute_async_script(run) == []
+
+
+def test_variants_are_drawn_against_the_plain_method(browser: Driver, tmp_path: Path) -> None:
+    long = "icr:alpha=uniform:basis=random:domains=agnews+csqa+trec:gamma=uniform"
+    for place, label in enumerate(("zero_shot", "icv", "icr", long)):
+        fill(Store(tmp_path), label, None if label == "zero_shot" else 0, [30 + 5 * place] * 4, 0)
+    write_report(tmp_path, tmp_path)
+    resize(browser, 390, 844)
+    browser.get((tmp_path / "leaderboard.html").as_uri())
+    assert find(browser, "#table-0 h3").text == "How far from zero-shot?"
+    assert find(browser, "#table-1 h3").text == "How far from icr?"
+    lines = texts(browser, "#table-1 .forest li:not(.axis)")
+    assert [line.split("\n")[0] for line in lines] == [long, "zero_shot"]
+    names = browser.find_elements(By.CSS_SELECTOR, "#table-1 tbody th button")
+    browser.execute_script("arguments[0].click()", next(name for name in names if name.text == long))
+    dialog = find(browser, "dialog")
+    assert find(dialog, "h2").text == long
+    assert browser.execute_script("return arguments[0].scrollWidth <= arguments[0].clientWidth", dialog)

@@ -104,7 +104,7 @@ def test_variants_that_change_nothing(store: Store) -> None:
     for label in ("zero_shot", "icr", "icv", "icr:rank=4"):
         fill(store, label, None if label == "zero_shot" else 0, [50, 50, 50, 50])
     words = verdict(leaderboards(store)[1])
-    assert words.headline == "None of 1 variant of icr is told from it beyond noise."
+    assert words.headline == "No difference between icr and its one variant is beyond noise."
     assert words.certainty == "noise"
 
 

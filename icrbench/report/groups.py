@@ -54,10 +54,11 @@ class Group:
     @property
     def title(self) -> str:
         """What the table holds, in one line."""
-        parts = [self.model + (f" ({self.variant})" if self.variant else ""), f"protocol {self.protocol}"]
+        parts = [self.model + (f" ({self.variant})" if self.variant else "")]
+        parts += [f"variants of {display_name(self.variants_of)}"] if self.variants_of else []
+        parts += [f"protocol {self.protocol}"]
         parts += ["overlapping training examples removed"] if self.clean else []
         parts += [self.data]
-        parts += [f"variants of {display_name(self.variants_of)}"] if self.variants_of else []
         parts += [f"superseded tasks ({self.edition} back)"] if self.edition else []
         return " · ".join(parts)
 

@@ -5,7 +5,7 @@ there with every seed of the row: an average over a partial set would not compar
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -69,11 +69,11 @@ class Behind:
 
 @dataclass(frozen=True)
 class Change:
-    """What a variant's settings change: its average less that of the plain method, on the same examples."""
+    """A row of a table of variants less the plain method, on the same examples."""
 
     versus: stats.Comparison
     p_holm: float
-    """``versus.p`` corrected over the variants (Holm)."""
+    """``versus.p`` corrected (Holm) over the rows and over all columns of this kind: tasks, roles, or the average."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,13 @@ class Row:
     """Number of tasks below zero-shot (ICR paper); None for zero-shot itself, and if a task is missing."""
     behind: Behind | None = None
     """None for the leader, for zero-shot (the leader's ``versus`` has it), and without an average."""
-    change: Change | None = None
-    """In a table of variants alone; None for zero-shot, the plain method, and where one of the two has no average."""
+    changes: dict[str, Change] = field(default_factory=dict)
+    """By column, in a table of variants; not for the plain method itself, nor where one of the two is incomplete."""
+
+    @property
+    def change(self) -> Change | None:
+        """That of the average."""
+        return self.changes.get(AVERAGE)
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,7 @@ def _table(group: Group, store: Store) -> Table:
         scores = {column.name: _score(line, column, None if line is base else base) for column in columns}
         rows.append(Row(line.label, line.method, line.n_seeds, scores, _collapse(line, base, columns, scores)))
     compared = _behind(_corrected(rows, columns), by_label, columns[-1].tasks, base)
-    compared = _changed(compared, by_label, columns[-1].tasks, group.variants_of)
+    compared = _changed(compared, by_label, columns, group.variants_of)
     return Table(group, columns, tuple(sorted(compared, key=_row_order)))
 
 
@@ -222,11 +227,8 @@ def _collapse(line: Line, base: Line | None, columns: Sequence[Column], scores: 
 def _corrected(rows: list[Row], columns: Sequence[Column]) -> list[Row]:
     """The rows with Holm's correction over the table: once for all tasks, once for all roles, once for the average."""
     scores = [dict(row.scores) for row in rows]
-    kinds: dict[tuple[bool, bool], list[str]] = {}
-    for column in columns:
-        kinds.setdefault((column.is_average, column.name == AVERAGE), []).append(column.name)
-    for names in kinds.values():
-        compared = [(own, name, own[name].versus) for own in scores for name in names]
+    for columns_of_kind in _kinds(columns):
+        compared = [(own, c.name, own[c.name].versus) for own in scores for c in columns_of_kind]
         tests = [(own, name, versus) for own, name, versus in compared if versus is not None]
         for (own, name, _), p in zip(tests, stats.holm([versus.p for *_, versus in tests]), strict=True):
             own[name] = own[name]._replace(p_holm=p)
@@ -253,18 +255,31 @@ def _behind(rows: list[Row], by_label: dict[str, Line], tasks: Sequence[str], ba
     ]
 
 
-def _changed(rows: list[Row], by_label: dict[str, Line], tasks: Sequence[str], plain: str) -> list[Row]:
+def _changed(rows: list[Row], by_label: dict[str, Line], columns: Sequence[Column], plain: str) -> list[Row]:
     """The rows of a table of variants, each with what it changes."""
-    if plain not in by_label or not by_label[plain].complete(*tasks):
+    if plain not in by_label:
         return rows
-    variants = [row.label for row in rows if row.method == plain != row.label and by_label[row.label].complete(*tasks)]
-    pair(((by_label[label], by_label[plain]) for label in variants), tasks)
-    found = {label: by_label[label].compare(by_label[plain], tasks) for label in variants}
-    corrected = dict(zip(found, stats.holm([versus.p for versus in found.values()]), strict=True))
-    return [
-        replace(row, change=Change(found[row.label], corrected[row.label])) if row.label in found else row
-        for row in rows
-    ]
+    reference = by_label[plain]
+    found: dict[str, dict[str, Change]] = {}
+    for columns_of_kind in _kinds(columns):
+        compared = [
+            (row.label, column.name, by_label[row.label].compare(reference, column.tasks))
+            for row in rows
+            for column in columns_of_kind
+            if row.label != plain and reference.complete(*column.tasks) and by_label[row.label].complete(*column.tasks)
+        ]
+        corrected = stats.holm([versus.p for *_, versus in compared])
+        for (label, name, versus), p in zip(compared, corrected, strict=True):
+            found.setdefault(label, {})[name] = Change(versus, p)
+    return [replace(row, changes=found.get(row.label, {})) for row in rows]
+
+
+def _kinds(columns: Sequence[Column]) -> list[list[Column]]:
+    """What is corrected together: all tasks, all roles, the average."""
+    kinds: dict[tuple[bool, bool], list[Column]] = {}
+    for column in columns:
+        kinds.setdefault((column.is_average, column.name == AVERAGE), []).append(column)
+    return list(kinds.values())
 
 
 def _row_order(row: Row) -> tuple[int, bool, float, str]:

@@ -67,7 +67,7 @@ def _test_note() -> str:
 
 def _change_note(table: Table) -> str:
     name = display_name(table.group.variants_of)
-    return f"vs {name}: the same of a variant against plain {name}, p corrected over the variants."
+    return f"vs {name}: the same against plain {name}, p corrected over the rows."
 
 
 def _seed_note(rows: Iterable[Row]) -> str:

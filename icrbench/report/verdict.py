@@ -50,7 +50,7 @@ def verdict(table: Table) -> Verdict:
     """The words for one table."""
     ranked = [row for row in table.rows if row.scores[AVERAGE].mean is not None]
     beware = tuple(("Beware", text) for text in _cautions(table))
-    if changed := [row for row in ranked if row.change]:
+    if changed := [row for row in ranked if row.change and row.label != "zero_shot"]:
         headline, sure, facts = _variants(table, changed)
         return Verdict(headline, sure, facts + beware, table.group.variants_of)
     if not ranked:
@@ -98,7 +98,7 @@ def _variants(table: Table, changed: list[Row]) -> tuple[str, Certainty, tuple[t
         by_certainty[certainty(change.versus, change.p_holm)].append((row, change))
     better = sum(change.versus.difference > 0 for _, change in by_certainty["clear"])
     worse = len(by_certainty["clear"]) - better
-    count = f"{len(found)} variant{'s' if len(found) > 1 else ''} of {name}"
+    several = len(found) > 1
     against_zero = f" {_change(plain.scores[AVERAGE])} against zero-shot." if plain.scores[AVERAGE].versus else ""
     facts = [(f"Plain {name}", f"{_mean(plain)}.{against_zero} Differences below are to it.{_seeds(table, plain)}")]
     telling: tuple[Certainty, ...] = ("clear", "weak")
@@ -108,10 +108,12 @@ def _variants(table: Table, changed: list[Row]) -> tuple[str, Certainty, tuple[t
     rest = [f"{display_name(row.label)} {signed(change.versus.difference)}" for row, change in by_certainty["noise"]]
     facts += [(WORDS["noise"].capitalize(), ", ".join(rest))] if rest else []
     if not by_certainty["clear"]:
-        return f"None of {count} is told from it beyond noise.", "noise", tuple(facts)
+        them = f"its {len(found)} variants" if several else "its one variant"
+        return f"No difference between {name} and {them} is beyond noise.", "noise", tuple(facts)
     counts = ((better, "better"), (worse, "worse"))
     parts = [f"{number} {'is' if number == 1 else 'are'} {word}" for number, word in counts if number]
-    return f"Of {count}, {' and '.join(parts)} beyond noise.", "clear", tuple(facts)
+    them = f"{len(found)} variants" if several else "one variant"
+    return f"Of {them} of {name}, {' and '.join(parts)} beyond noise.", "clear", tuple(facts)
 
 
 def _nobody(table: Table, ranked: list[Row], beware: tuple[tuple[str, str], ...]) -> Verdict:

@@ -185,7 +185,8 @@ def _seeds_of(axes: Axes, place: int, score: Score) -> None:
         return
     values, interval = [100 * value for value in score.by_seed], score.interval
     if interval is not None:
-        axes.plot([100 * interval.low, 100 * interval.high], [place, place], color="#a8c8e0", linewidth=4, zorder=1)
+        ends = [100 * interval.low, 100 * interval.high]
+        axes.plot(ends, [place, place], color="#a8c8e0", linewidth=4, solid_capstyle="butt", zorder=1)
     centre = mean(values)
     axes.plot([centre, centre], [place - 0.3, place + 0.3], color="black", linewidth=1.0, zorder=2)
     spread = [place + 0.13 * (number % 3 - 1) if len(values) > 1 else place for number in range(len(values))]

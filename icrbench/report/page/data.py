@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from icrbench.report.leaderboard import ROLES, Column, Row, Score, Table
+from icrbench.report.leaderboard import ROLES, Change, Column, Row, Score, Table
 from icrbench.report.names import display_name
 from icrbench.report.notes import failures, notes
-from icrbench.report.numbers import probability, signed, signed_interval, tenths
+from icrbench.report.numbers import probability, tenths
 from icrbench.report.origin import origin
-from icrbench.report.verdict import WORDS, certainty
+from icrbench.report.verdict import certainty
 from icrbench.stats import Comparison, Interval
 from icrbench.store import CellRecord
 
@@ -32,6 +32,7 @@ def table_data(table: Table) -> dict[str, Any]:
         "title": group.title,
         "model": group.model + (f" ({group.variant})" if group.variant else ""),
         "protocol": group.protocol,
+        "reference": display_name(group.variants_of) or "zero-shot",
         "columns": [_column(column, roles) for column in table.columns],
         "rows": [
             {
@@ -39,9 +40,9 @@ def table_data(table: Table) -> dict[str, Any]:
                 "name": display_name(row.label),
                 "seeds": row.seeds,
                 "collapse": row.collapse,
-                "reference": row.label == "zero_shot",
+                "reference": row.label == (group.variants_of or "zero_shot"),
                 "scores": [_score(table, row, column, numbers) for column in table.columns],
-                "detail": _detail(records[row.label], plain[row.label], plain.get(row.method), made_by, _change(row)),
+                "detail": _detail(records[row.label], plain[row.label], plain.get(row.method), made_by),
             }
             for row in table.rows
         ],
@@ -84,30 +85,22 @@ def _score(table: Table, row: Row, column: Column, numbers: dict[str, int]) -> d
         "n": score.rows,
         "rank": table.rank(column.name, row) or None,
         "errors": [numbers[error] for error in score.errors] or None,
-        **_versus(score),
+        **_versus(row.changes.get(column.name) if table.group.variants_of else score),
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _versus(score: Score) -> dict[str, Any]:
-    versus: Comparison | None = score.versus
-    if versus is None or score.p_holm is None:
+def _versus(compared: Score | Change | None) -> dict[str, Any]:
+    """Against the row that the table's plots and marks take as 0."""
+    if compared is None or compared.versus is None or compared.p_holm is None:
         return {}
+    versus: Comparison = compared.versus
     return {
         "d": tenths(versus.difference),
         "dci": _interval(versus.interval),
-        "p": probability(score.p_holm),
-        "sure": certainty(versus, score.p_holm),
+        "p": probability(compared.p_holm),
+        "sure": certainty(versus, compared.p_holm),
     }
-
-
-def _change(row: Row) -> list[tuple[str, str]]:
-    """A variant against its plain method, as facts."""
-    if row.change is None:
-        return []
-    versus, p = row.change.versus, row.change.p_holm
-    words = f"{signed(versus.difference)} points {signed_interval(versus.interval)}, p {probability(p)}"
-    return [(f"Against plain {display_name(row.method)}", f"{words}: {WORDS[certainty(versus, p)]}")]
 
 
 def _detail(
@@ -115,7 +108,6 @@ def _detail(
     hyperparameters: dict[str, Any],
     plain: dict[str, Any] | None,
     made_by: dict[str, str],
-    change: list[tuple[str, str]],
 ) -> dict[str, Any]:
     """What a row's records say beside the scores; provenance only where it is not the table's."""
     ran = [record["result"] for record in records if record["result"] is not None]
@@ -124,7 +116,6 @@ def _detail(
     cached = sorted({result["cached_parameters"] for result in ran})
     rows = sum(result["n"] for result in ran)
     facts = [
-        *change,
         ("Seeds", _seeds(seeds)),
         (_FIT, _range(fits, "{:,.0f} s") if any(fits) else "nothing to fit"),
         (_CACHED, _range(cached, "{:,}")),

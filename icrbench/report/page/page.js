@@ -6,7 +6,7 @@
   const MARKS = { clear: ["▲", "▼"], weak: ["△", "▽"], noise: ["", ""] };
   const FULL_TINT = 20; // points at which a cell has its full colour
   const MOST_ENTRIES = 20000; // entries of tables laid out before the reader asks for more
-  const MOST_LINES = 25; // of a plot before the reader asks for more
+  const MOST_LINES = 40; // of a plot before the reader asks for more
   const PAGE = 20; // examples shown at a time
   const FIRST = 35; // option 0 is "#", see examples.py
   const SVG = "http://www.w3.org/2000/svg";
@@ -97,7 +97,7 @@
     }
     items.sort((one, other) => other.value - one.value);
     const where = columnWords(table.columns[place]);
-    const label = `${isDifference ? "Difference to zero-shot" : "Accuracy"}, ${where}`;
+    const label = `${isDifference ? `Difference to ${table.reference}` : "Accuracy"}, ${where}`;
     const draw = (some) => forest(some, isDifference, label);
     const parts = items.length ? [draw(items.slice(0, MOST_LINES))] : [];
     if (items.length > MOST_LINES) {
@@ -108,10 +108,10 @@
       parts.push(all);
     }
     const base = table.rows.find((row) => row.reference);
-    const zero = isDifference && base.scores[place].mean !== undefined ? ` 0 is zero-shot: ${percent(base.scores[place].mean)} %.` : "";
+    const zero = isDifference && base.scores[place].mean !== undefined ? ` 0 is ${table.reference}: ${percent(base.scores[place].mean)} %.` : "";
     const legend = isDifference
-      ? `Points of accuracy above or below zero-shot, with 95 % intervals.${zero} Filled dot: ${WORDS.clear}; hollow: ${WORDS.weak}, or in grey ${WORDS.noise}.`
-      : "Accuracy in %, with 95 % intervals. There is no zero-shot row to compare with.";
+      ? `Points of accuracy above or below ${table.reference}, with 95 % intervals.${zero} Filled dot: ${WORDS.clear}; hollow: ${WORDS.weak}, or in grey ${WORDS.noise}.`
+      : `Accuracy in %, with 95 % intervals. There is no ${table.reference} row to compare with.`;
     parts.push(make("p", { class: "legend" }, items.length ? legend : "Nothing to draw here."));
     if (without.length) parts.push(make("p", { class: "legend" }, `Not drawn, because cells are missing or failed: ${without.join(", ")}.`));
     return parts;
@@ -134,13 +134,13 @@
     cell.style.setProperty("--heat", Math.min(1, Math.abs(score.d) / FULL_TINT).toFixed(3));
   }
 
-  function mark(score) {
+  function mark(table, score) {
     const sign = score.sure ? MARKS[score.sure][score.d < 0 ? 1 : 0] : "";
-    const said = score.sure ? hidden(` ${score.d < 0 ? "below" : "above"} zero-shot: ${WORDS[score.sure]}.`) : null;
+    const said = score.sure ? hidden(` ${score.d < 0 ? "below" : "above"} ${table.reference}: ${WORDS[score.sure]}.`) : null;
     return [make("span", { class: "mark", "aria-hidden": "true" }, sign), said];
   }
 
-  function entry(row, column) {
+  function entry(table, row, column) {
     const score = row.scores[column.place];
     const cell = make("td", { class: column.average ? "average" : null });
     if (column.starts) cell.classList.add("first");
@@ -151,13 +151,13 @@
       else if (score.d === undefined) cell.append(make("span", { class: "gap" }, "—", hidden("no comparison")));
       else {
         tint(cell, score);
-        cell.append(make("span", { class: "value" }, signed(score.d)), ...mark(score).filter(Boolean), make("span", { class: "ci" }, signedRange(score.dci)));
+        cell.append(make("span", { class: "value" }, signed(score.d)), ...mark(table, score).filter(Boolean), make("span", { class: "ci" }, signedRange(score.dci)));
       }
     } else {
       tint(cell, score);
       const place = ["", " best", " second"][score.rank || 0];
       const part = score.status === "partial" ? make("span", { class: "spread" }, ` (${score.seeds}/${row.seeds})`) : null;
-      cell.append(...[make("span", { class: "value" + place }, percent(score.mean)), part, ...mark(score), make("span", { class: "ci" }, range(score.ci))].filter(Boolean));
+      cell.append(...[make("span", { class: "value" + place }, percent(score.mean)), part, ...mark(table, score), make("span", { class: "ci" }, range(score.ci))].filter(Boolean));
     }
     return cell;
   }
@@ -191,7 +191,7 @@
     const fill = () => body.replaceChildren(...sorted(table, methodsOf(table), memory[number].sort).map((row) =>
       make("tr", {},
         make("th", { scope: "row" }, methodButton(table, row), row.seeds > 1 ? make("span", { class: "spread" }, ` ${row.seeds} seeds`) : null),
-        columns.flatMap((column) => [entry(row, column), hasCollapse && column.role === null ? collapse(row) : null]))));
+        columns.flatMap((column) => [entry(table, row, column), hasCollapse && column.role === null ? collapse(row) : null]))));
     const heads = [];
     const head = (name, words, attributes) => {
       const arrow = make("span", { class: "arrow", "aria-hidden": "true" });
@@ -231,7 +231,7 @@
           hasCollapse && column.role === null ? head("collapse", "Collapse", {}) : null])));
     fill();
     showSort();
-    const what = filters.view === "d" ? "Difference to zero-shot in points" : "Accuracy in %";
+    const what = filters.view === "d" ? `Difference to ${table.reference} in points` : "Accuracy in %";
     const caption = make("caption", {}, make("span", {}, `${what}, and below it the 95 % interval. Column titles sort; until then zero-shot and few-shot stand first, the rest by their average. ` +
       "A method's name opens its cost and hyperparameters."));
     return make("div", { class: "scroll", role: "region", "aria-label": `Scores: ${table.title}`, tabindex: "0" },
@@ -253,15 +253,15 @@
           .map((column) => option(column.name, columnWords(column), column.name === memory[number].column)));
       return [
         make("div", { class: "sub" },
-          make("h3", {}, reference(table) ? "How far from zero-shot?" : "Accuracy"),
+          make("h3", {}, reference(table) ? `How far from ${table.reference}?` : "Accuracy"),
           make("label", { class: "field" }, "Tasks", choice)),
         plot,
         make("div", { class: "sub" }, make("h3", {}, "Every task")),
         scoreTable(table, number),
         table.errors.length ? make("ul", { class: "notes failed" }, table.errors.map((text, place) => make("li", {}, `failed (${place + 1}): ${text}`))) : null,
         reference(table) ? make("p", { class: "legend" },
-          `▲ above, ▼ below zero-shot: ${WORDS.clear}. △ ▽: ${WORDS.weak}. Without a mark: ${WORDS.noise}. ` +
-          `Blue: above zero-shot, orange: below, deeper up to ${FULL_TINT} points.` +
+          `▲ above, ▼ below ${table.reference}: ${WORDS.clear}. △ ▽: ${WORDS.weak}. Without a mark: ${WORDS.noise}. ` +
+          `Blue: above ${table.reference}, orange: below, deeper up to ${FULL_TINT} points.` +
           (filters.view === "mean" ? " Bold: best of a column; underlined: second best." : "")) : null,
         make("h3", { class: "sr" }, "Notes"),
         make("ul", { class: "notes" }, table.notes.filter((note) => !note.startsWith("failed (")).map((note) => make("li", {}, note))),
@@ -336,19 +336,19 @@
       Object.keys(hyperparameters).length
         ? pairs(Object.entries(hyperparameters), "", changed) : make("p", {}, "None."),
       changed.length ? make("p", { class: "legend" }, `In bold: other than in the plain row of this method (${changed.join(", ")}).`) : null,
-      drawn.length ? make("h3", {}, "Difference to zero-shot") : null,
+      drawn.length ? make("h3", {}, `Difference to ${table.reference}`) : null,
       drawn.length ? forest(drawn.map((task) => ({
-        name: make("span", {}, breakable(task.average && task.role ? `${ROLES[task.role]}, average` : task.title)), value: task.score.d, ends: task.score.dci, sure: task.score.sure })), true, "Difference to zero-shot by task") : null,
+        name: make("span", {}, breakable(task.average && task.role ? `${ROLES[task.role]}, average` : task.title)), value: task.score.d, ends: task.score.dci, sure: task.score.sure })), true, `Difference to ${table.reference} by task`) : null,
       make("h3", {}, "Every number"),
       make("div", { class: "scroll", role: "region", "aria-label": "Every number", tabindex: "0" },
         make("table", { class: "plain" },
           make("caption", {}, make("span", {}, "Accuracy in %; SD over seeds; difference in points; p corrected by Holm's method, intervals not corrected.")),
-          make("thead", {}, make("tr", {}, ["Task", "Accuracy", "95 %", "SD", "vs zero-shot", "95 %", "p", "Test rows"].map((name) => make("th", { scope: "col" }, name)))),
+          make("thead", {}, make("tr", {}, ["Task", "Accuracy", "95 %", "SD", `vs ${table.reference}`, "95 %", "p", "Test rows"].map((name) => make("th", { scope: "col" }, name)))),
           make("tbody", {}, tasks.map(line)))),
       make("h3", {}, "Where it comes from"),
       pairs(table.provenance.map(([name, value]) => [name, own.has(name) ? own.get(name) : value]).filter(([, value]) => value), "long")];
     dialog.replaceChildren(
-      make("header", {}, make("h2", { id: "detail-title" }, row.name), close),
+      make("header", {}, make("h2", { id: "detail-title" }, breakable(row.name)), close),
       make("div", { class: "body" }, parts));
     dialog.onclick = (event) => { if (event.target === dialog) dialog.close(); };
     dialog.showModal();
