@@ -303,6 +303,8 @@ def test_seeds_are_dots_and_intervals_bars(table: Table) -> None:
     assert interval is not None
     bars = [list(line.get_xdata()) for line in first.lines]  # type: ignore[arg-type]
     assert [100 * interval.low, 100 * interval.high] in bars
+    wide = [line for line in first.lines if line.get_linewidth() > 1]
+    assert {line.get_solid_capstyle() for line in wide} == {"butt"}  # else they would reach beyond the interval
     assert [text.get_text() for text in first.texts] == ["not complete"]
 
 
