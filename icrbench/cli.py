@@ -231,6 +231,8 @@ def _analyse(options: argparse.Namespace) -> int:
     if options.theory:
         from icrbench.analysis.command import analyse_theory
 
+        if options.models or options.tasks or options.seeds:
+            raise UserError("--theory draws data of its own: leave out --models, --tasks and --seeds.")
         paths = [analyse_theory(options.out)]
     else:
         from icrbench.running import analyse, request

@@ -115,3 +115,11 @@ def test_theory_stands_alone_and_methods_need_a_model(icrbench: Commands) -> Non
     icrbench.refused(icrbench("analyse", "--theory", "--methods", "icr"), "not allowed with")
     icrbench.refused(icrbench("analyse", "--methods", "icr"), "no model asked for")
     icrbench.refused(icrbench("run", "--methods", "icr"), "--models")
+
+
+@pytest.mark.parametrize("option", [("--models", "gemma-270m"), ("--tasks", "sst2"), ("--seeds", "3")])
+def test_the_command_refuses_what_it_would_not_use(icrbench: Commands, option: tuple[str, str]) -> None:
+    out = icrbench.folder / "out"
+    done = icrbench("analyse", "--theory", *option, "--out", out)
+    icrbench.refused(done, "leave out --models, --tasks and --seeds")
+    assert not out.exists()
