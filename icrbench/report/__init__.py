@@ -30,7 +30,7 @@ def print_report(folder: Path) -> None:
         UserError: if ``folder`` holds no results or a damaged file.
     """
     tables, values = _results(folder)
-    _print(tables, values, _markdown(tables, values))
+    print(_terminal(tables, values) if sys.stdout.isatty() else _markdown(tables, values))
 
 
 def report(folder: Path, out: Path) -> list[Path]:
@@ -44,7 +44,7 @@ def report(folder: Path, out: Path) -> list[Path]:
         tables, values = _results(folder)
         markdown = _markdown(tables, values)
         paths = _write(folder, out, tables, values, markdown)
-        _print(tables, values, markdown)
+        print(_terminal(tables, values) if sys.stdout.isatty() else markdown)
     finally:
         gc.enable()
     return paths
@@ -63,18 +63,15 @@ def _write(folder: Path, out: Path, tables: list[Table], values: list[Value], ma
     return [out / name for name in contents]
 
 
-def _print(tables: list[Table], values: list[Value], markdown: str) -> None:
-    if sys.stdout.isatty():
-        print(render.terminal(tables) + "\n" + lm_eval_results.terminal(values))
-    else:
-        print(markdown)
-
-
 def _results(folder: Path) -> tuple[list[Table], list[Value]]:
     """Leaderboards and numbers of lm-eval's; a folder may hold either alone."""
     values = lm_eval_values(folder)
     lm_eval_alone = bool(values) and not (folder / "cells").is_dir()
     return ([] if lm_eval_alone else leaderboards(Store(folder))), values
+
+
+def _terminal(tables: list[Table], values: list[Value]) -> str:
+    return render.terminal(tables) + "\n" + lm_eval_results.terminal(values)
 
 
 def _markdown(tables: list[Table], values: list[Value]) -> str:

@@ -147,7 +147,7 @@ def _write(store: Store, out: Path, group: Group, line: Line, task: str, organiz
 def _score(store: Store, records: Sequence[CellRecord]) -> dict[str, Any]:
     """The mean over seeds, and how uncertain it is."""
     known = [stats.moments(np.stack([store.answers(record).correct for record in records]))]
-    interval, spread = stats.interval(known), stats.spread(known)
+    interval, spread = stats.interval_and_spread(known)
     several = len(records) > 1
     return {
         "score": known[0].mean,

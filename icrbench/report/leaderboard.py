@@ -4,7 +4,7 @@ Averages are macro averages (every task counts the same) and exist only where ev
 there with every seed of the row: an average over a partial set would not compare with its neighbours.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -225,14 +225,31 @@ def _collapse(line: Line, base: Line | None, columns: Sequence[Column], scores: 
 
 
 def _corrected(rows: list[Row], columns: Sequence[Column]) -> list[Row]:
-    """The rows with Holm's correction over the table: once for all tasks, once for all roles, once for the average."""
-    scores = [dict(row.scores) for row in rows]
-    for columns_of_kind in _kinds(columns):
-        compared = [(own, c.name, own[c.name].versus) for own in scores for c in columns_of_kind]
-        tests = [(own, name, versus) for own, name, versus in compared if versus is not None]
-        for (own, name, _), p in zip(tests, stats.holm([versus.p for *_, versus in tests]), strict=True):
-            own[name] = own[name]._replace(p_holm=p)
-    return [replace(row, scores=own) for row, own in zip(rows, scores, strict=True)]
+    """The rows with the corrected p of every comparison to zero-shot."""
+    versus = {(row.label, name): score.versus for row in rows for name, score in row.scores.items() if score.versus}
+    p_holm = _holm(versus, columns)
+    return [
+        replace(
+            row,
+            scores={
+                name: score._replace(p_holm=p_holm[row.label, name]) if score.versus else score
+                for name, score in row.scores.items()
+            },
+        )
+        for row in rows
+    ]
+
+
+def _holm(
+    versus: Mapping[tuple[str, str], stats.Comparison], columns: Sequence[Column]
+) -> dict[tuple[str, str], float]:
+    """Corrected p by row and column (Holm): once over all tasks, once over all roles, once over the averages."""
+    kinds = {column.name: (column.is_average, column.name == AVERAGE) for column in columns}
+    corrected: dict[tuple[str, str], float] = {}
+    for kind in dict.fromkeys(kinds.values()):
+        tested = [place for place in versus if kinds[place[1]] == kind]
+        corrected.update(zip(tested, stats.holm([versus[place].p for place in tested]), strict=True))
+    return corrected
 
 
 def _behind(rows: list[Row], by_label: dict[str, Line], tasks: Sequence[str], base: Line | None) -> list[Row]:
@@ -260,26 +277,18 @@ def _changed(rows: list[Row], by_label: dict[str, Line], columns: Sequence[Colum
     if plain not in by_label:
         return rows
     reference = by_label[plain]
-    found: dict[str, dict[str, Change]] = {}
-    for columns_of_kind in _kinds(columns):
-        compared = [
-            (row.label, column.name, by_label[row.label].compare(reference, column.tasks))
-            for row in rows
-            for column in columns_of_kind
-            if row.label != plain and reference.complete(*column.tasks) and by_label[row.label].complete(*column.tasks)
-        ]
-        corrected = stats.holm([versus.p for *_, versus in compared])
-        for (label, name, versus), p in zip(compared, corrected, strict=True):
-            found.setdefault(label, {})[name] = Change(versus, p)
-    return [replace(row, changes=found.get(row.label, {})) for row in rows]
-
-
-def _kinds(columns: Sequence[Column]) -> list[list[Column]]:
-    """What is corrected together: all tasks, all roles, the average."""
-    kinds: dict[tuple[bool, bool], list[Column]] = {}
-    for column in columns:
-        kinds.setdefault((column.is_average, column.name == AVERAGE), []).append(column)
-    return list(kinds.values())
+    others = [by_label[row.label] for row in rows if row.label != plain]
+    pair(((line, reference) for line in others), columns[-1].tasks)
+    versus = {
+        (line.label, column.name): line.compare(reference, column.tasks)
+        for line in others
+        for column in columns
+        if line.complete(*column.tasks) and reference.complete(*column.tasks)
+    }
+    changes: dict[str, dict[str, Change]] = {}
+    for (label, name), p in _holm(versus, columns).items():
+        changes.setdefault(label, {})[name] = Change(versus[label, name], p)
+    return [replace(row, changes=changes.get(row.label, {})) for row in rows]
 
 
 def _row_order(row: Row) -> tuple[int, bool, float, str]:

@@ -8,7 +8,9 @@ from icrbench.store import CellRecord
 
 
 def origin(records: Sequence[CellRecord]) -> list[tuple[str, str]]:
-    """Pairs of a name and every distinct value among some records."""
+    """Pairs of a name and every distinct value among some records; none where there is no record."""
+    if not records:
+        return []
     # Many records, few environments: each is looked at once.
     shared = {id(record["environment"]): record["environment"] for record in records}  # as a store reads them
     environments = list({compact(environment): environment for environment in shared.values()}.values())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from icrbench import stats
+from icrbench.report.groups import REFERENCES
 from icrbench.report.leaderboard import AVERAGE, ROLES, Change, Row, Score, Table
 from icrbench.report.names import display_name
 from icrbench.report.notes import overlap
@@ -98,7 +99,7 @@ def _variants(table: Table, changed: list[Row]) -> tuple[str, Certainty, tuple[t
         by_certainty[certainty(change.versus, change.p_holm)].append((row, change))
     better = sum(change.versus.difference > 0 for _, change in by_certainty["clear"])
     worse = len(by_certainty["clear"]) - better
-    several = len(found) > 1
+    variants = f"{len(found)} variants" if len(found) > 1 else "one variant"
     against_zero = f" {_change(plain.scores[AVERAGE])} against zero-shot." if plain.scores[AVERAGE].versus else ""
     facts = [(f"Plain {name}", f"{_mean(plain)}.{against_zero} Differences below are to it.{_seeds(table, plain)}")]
     telling: tuple[Certainty, ...] = ("clear", "weak")
@@ -108,12 +109,10 @@ def _variants(table: Table, changed: list[Row]) -> tuple[str, Certainty, tuple[t
     rest = [f"{display_name(row.label)} {signed(change.versus.difference)}" for row, change in by_certainty["noise"]]
     facts += [(WORDS["noise"].capitalize(), ", ".join(rest))] if rest else []
     if not by_certainty["clear"]:
-        them = f"its {len(found)} variants" if several else "its one variant"
-        return f"No difference between {name} and {them} is beyond noise.", "noise", tuple(facts)
+        return f"No difference between {name} and its {variants} is beyond noise.", "noise", tuple(facts)
     counts = ((better, "better"), (worse, "worse"))
     parts = [f"{number} {'is' if number == 1 else 'are'} {word}" for number, word in counts if number]
-    them = f"{len(found)} variants" if several else "one variant"
-    return f"Of {them} of {name}, {' and '.join(parts)} beyond noise.", "clear", tuple(facts)
+    return f"Of {variants} of {name}, {' and '.join(parts)} beyond noise.", "clear", tuple(facts)
 
 
 def _nobody(table: Table, ranked: list[Row], beware: tuple[tuple[str, str], ...]) -> Verdict:
@@ -199,7 +198,7 @@ def _next(ranked: list[Row]) -> tuple[tuple[str, str], ...]:
 
 def _implicit(leader: Row, ranked: list[Row]) -> tuple[tuple[str, str], ...]:
     """The best method that does what the page asks for, where the winner is the one that reads its examples."""
-    others = [row for row in ranked if row.method not in ("few_shot", "zero_shot")]
+    others = [row for row in ranked if row.method not in REFERENCES]
     if leader.method != "few_shot" or not others:
         return ()
     best = max(others, key=lambda row: row.scores[AVERAGE].mean or 0.0)

@@ -1,10 +1,9 @@
 """Seconds a query against the length of its prompt."""
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from icrbench.report.figures.sources import Latency
-from icrbench.report.figures.style import LINE, headline, label_ends, mark, new_figure
+from icrbench.report.figures.style import LINE, headline, label_ends, logarithmic, mark, new_figure
 from icrbench.report.names import display_name
 
 
@@ -17,13 +16,7 @@ def latency(found: Latency) -> Figure:
         own, milliseconds = mark(place), [1000 * value for value in seconds]
         axes.plot(found.lengths, milliseconds, marker=own.marker, markersize=3, color=own.color)
         ends.append((display_name(label), found.lengths[-1], milliseconds[-1], own))
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xticks(found.lengths, [str(length) for length in found.lengths])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    logarithmic(axes, found.lengths)
     axes.set_xlabel("tokens of the query")
     axes.set_ylabel("ms a query")
     headline(

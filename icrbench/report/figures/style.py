@@ -17,6 +17,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import ConnectionPatch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from matplotlib.transforms import offset_copy
 from scipy.optimize import isotonic_regression
 
@@ -115,6 +116,17 @@ def spaced(values: Sequence[float], gap: float) -> list[float]:
     for rank, index in enumerate(order):
         placed[index] = (min(max(float(level[rank]), 0.0), room) if room > 0 else room / 2) + gap * rank
     return placed
+
+
+def logarithmic(axes: Axes, ticks: Sequence[int]) -> None:
+    """Both axes logarithmic: across, a tick at each of these whole numbers; up, at 1, 2 and 5 of each power of ten."""
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def label_ends(axes: Axes, ends: Sequence[tuple[str, float, float, Mark]]) -> None:

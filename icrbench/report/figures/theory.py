@@ -2,10 +2,9 @@
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from icrbench.report.figures.sources import Theory
-from icrbench.report.figures.style import headline, label_ends, mark, new_figure
+from icrbench.report.figures.style import headline, label_ends, logarithmic, mark, new_figure
 
 
 def theory(found: Theory) -> Figure:
@@ -20,13 +19,7 @@ def theory(found: Theory) -> Figure:
         axes.plot(found.domains, middle, marker=own.marker, markersize=3, color=own.color)
         axes.plot(found.domains, np.median(bound, axis=-1), color=own.color, linestyle=(0, (3, 1.5)), linewidth=0.8)
         ends.append((f"N = {samples}", found.domains[-1], float(middle[-1]), own))
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xticks(found.domains, [str(domains) for domains in found.domains])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    logarithmic(axes, found.domains)
     axes.set_xlabel("domains D")
     axes.set_ylabel("sine of the largest angle")
     headline(

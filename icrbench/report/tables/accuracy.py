@@ -61,7 +61,7 @@ def accuracy_sheet(selection: Selection, store: Store) -> Sheet:
         for (row, label), found in zip(selection.rows, table.rows, strict=True)
         for column in table.columns
     )
-    return Sheet(selection.group.title, grid, tuple(_notes(selection, table)), _origin(table), lines)
+    return Sheet(selection.group.title, grid, tuple(_notes(selection, table)), tuple(table.group.origin), lines)
 
 
 def _entry(row: Row, column: Column, numbers: dict[str, int]) -> str:
@@ -86,11 +86,6 @@ def _score(row: Row, column: Column) -> dict[str, object]:
         "collapse": row.collapse if column.name == AVERAGE else None,
         "error": " | ".join(score.errors) or None,
     }
-
-
-def _origin(table: Table) -> tuple[tuple[str, str], ...]:
-    """Provenance of what is there."""
-    return tuple(table.group.origin) if table.group.records else ()
 
 
 def _notes(selection: Selection, table: Table) -> list[str]:

@@ -82,7 +82,7 @@ def _sheet(
     lines: tuple[dict[str, object], ...],
 ) -> Sheet:
     records = [record for label in selection.records for record in selection.records[label]]
-    made = origin(records) if records else []
+    made = origin(records)
     machines = next((value for name, value in made if name == "machine"), "")
     timed = [f"Timed on: {machines}."] if machines and selection.experiment.columns == "cost" else []
     notes = (*row_notes(selection), note, *timed, f"{MISSING}: not run, or not in the record.")

@@ -67,16 +67,17 @@ def fullest(selections: Sequence[Selection]) -> list[Selection]:
     A run under a second protocol has plain ICR in it, which alone would be a block of every ablation table.
     """
     filled = [selection.filled for selection in selections]
-    fewer: dict[int, list[str]] = {}
-    for own, rows in zip(selections, filled, strict=True):
+    fewer: list[list[str]] = [[] for _ in selections]
+    left_out = set()
+    for own, selection in enumerate(selections):
         for place, other in enumerate(selections):
-            if rows < filled[place] and own.group.model == other.group.model:
-                fewer.setdefault(place, []).append(own.group.title)
-    left_out = {title for titles in fewer.values() for title in titles}
+            if filled[own] < filled[place] and selection.group.model == other.group.model:
+                fewer[place].append(selection.group.title)
+                left_out.add(own)
     return [
-        replace(selection, fewer=tuple(fewer.get(place, ())))
+        replace(selection, fewer=tuple(fewer[place]))
         for place, selection in enumerate(selections)
-        if selection.group.title not in left_out
+        if place not in left_out
     ]
 
 
