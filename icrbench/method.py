@@ -1,37 +1,25 @@
-"""The interface every method stands behind, and the registry that finds them.
+"""The interface every method stands behind.
 
 A `Method` is a dataclass of hyperparameters. ``fit`` turns a frozen backbone and labelled data into a `Fitted`: a
 value (tensors and a json-able configuration) that can be stored, reloaded and applied. Nothing here knows any one
 method; a new method is one file in ``methods/``.
 """
 
-import hashlib
-import importlib
-import json
-import math
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_args, get_type_hints
+from typing import Any, ClassVar
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from torch import Tensor
 
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
-from icrbench.errors import UserError, unknown
-from icrbench.files import write_atomic
-from icrbench.metering import Cost
-from icrbench.plugins import import_installed
+from icrbench.data.task import Example, Task
 from icrbench.randomness import Randomness
-from icrbench.task import Example, Task
-
-FORMAT = 2  # of stored artefacts
+from icrbench.util.errors import UserError
 
 
 class Scope(StrEnum):
@@ -175,160 +163,17 @@ def at_least_one(method: Method, *names: str) -> None:
             raise UserError(f"{method.name}.{name} must be at least 1, not {getattr(method, name)}.")
 
 
-_REGISTRY: dict[str, type[Method]] = {}
+REGISTRY: dict[str, type[Method]] = {}
 
 
 def register(name: str) -> Callable[[type[Method]], type[Method]]:
     """Class decorator: make a method known under a name."""
 
     def add(method: type[Method]) -> type[Method]:
-        if name in _REGISTRY and _REGISTRY[name].__module__ != method.__module__:
-            raise UserError(f"two methods are named '{name}' ({_REGISTRY[name].__module__}, {method.__module__}).")
+        if name in REGISTRY and REGISTRY[name].__module__ != method.__module__:
+            raise UserError(f"two methods are named '{name}' ({REGISTRY[name].__module__}, {method.__module__}).")
         method.name = name
-        _REGISTRY[name] = method
+        REGISTRY[name] = method
         return method
 
     return add
-
-
-def methods() -> dict[str, type[Method]]:
-    """Every method by name: those in ``methods/``, of installed packages and of folders imported before.
-
-    Files are found, not listed.
-    """
-    package = importlib.import_module("icrbench.methods")
-    for module in pkgutil.iter_modules(package.__path__, "icrbench.methods."):
-        importlib.import_module(module.name)
-    import_installed()
-    return dict(sorted(_REGISTRY.items()))
-
-
-def make_method(name: str, overrides: Mapping[str, Any]) -> Method:
-    """A method with some hyperparameters overridden; strings are converted to the declared types.
-
-    Raises:
-        UserError: for an unknown method, an unknown hyperparameter or a value of the wrong type.
-    """
-    known = methods()
-    if name not in known:
-        raise unknown("method", name, known)
-    kind = known[name]
-    types = get_type_hints(kind)
-    names = [item.name for item in fields(kind)]
-    values = {}
-    for key, value in overrides.items():
-        if key not in names:
-            raise unknown(f"hyperparameter of {name}", key, names)
-        values[key] = _convert(f"{name}.{key}", value, types[key])
-    return kind(**values)
-
-
-def _convert(what: str, value: Any, kind: Any) -> Any:
-    """A command-line or YAML value as the type a dataclass field declares."""
-    choices = get_args(kind)
-    if choices and all(isinstance(choice, str) for choice in choices):  # Literal of strings
-        if value not in choices:
-            raise unknown(f"value of {what}", str(value), choices)
-        return value
-    optional = type(None) in choices
-    if optional and value in (None, "none", "null"):
-        return None
-    plain = next((choice for choice in choices if choice is not type(None)), kind) if optional else kind
-    try:
-        if plain is bool:
-            if str(value).lower() not in ("true", "false"):
-                raise ValueError
-            return str(value).lower() == "true"
-        if plain in (int, float):
-            number = float(value)
-            if not math.isfinite(number) or (plain is int and not number.is_integer()):
-                raise ValueError
-            return plain(number)
-        return plain(value)
-    except (TypeError, ValueError) as error:
-        words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-        raise UserError(f"{what} must be {words.get(plain, plain.__name__)}, not '{value}'.") from error
-
-
-class DamagedArtefact(UserError):
-    """A stored fit that cannot be read, or belongs to something else."""
-
-
-@dataclass(frozen=True)
-class Artefact:
-    """A fitted method as stored in a folder: ``fitted.safetensors`` and ``fitted.json``.
-
-    Attributes:
-        method: what was fitted.
-        fitted: the outcome.
-        model: identity of the backbone it was fitted on.
-        cost: what the fit took.
-    """
-
-    method: Method
-    fitted: Fitted
-    model: Mapping[str, Any] = field(default_factory=dict)
-    cost: Cost = field(default_factory=Cost)
-
-    @property
-    def sha256(self) -> str:
-        """Hash of everything stored, first 16 hex digits."""
-        content = json.dumps(self._description(), sort_keys=True).encode() + save(_contiguous(self.fitted.tensors))
-        return hashlib.sha256(content).hexdigest()[:16]
-
-    def _description(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "method": self.method.name,
-            "hyperparameters": self.method.hyperparameters(),
-            "model": dict(self.model),
-            "config": self.fitted.config,
-        }
-
-    def save(self, folder: Path) -> None:
-        """Write the artefact; the json file comes last, so a folder that has it is whole."""
-        weights = save(_contiguous(self.fitted.tensors))
-        description = {
-            **self._description(),
-            "cost": asdict(self.cost),
-            "weights_sha256": hashlib.sha256(weights).hexdigest(),
-        }
-        write_atomic(folder / "fitted.safetensors", weights)
-        write_atomic(folder / "fitted.json", json.dumps(description, indent=1, ensure_ascii=False) + "\n")
-
-    @classmethod
-    def load(cls, folder: Path, backbone: Backbone) -> Self:
-        """Read an artefact and check that it belongs to this model.
-
-        Raises:
-            DamagedArtefact: if files are missing, damaged, of another format, or fitted on another model.
-        """
-        source = folder / "fitted.json"
-        try:
-            stored = json.loads(source.read_text("utf-8"))
-            weights = (folder / "fitted.safetensors").read_bytes()
-            tensors = load_file(folder / "fitted.safetensors")
-            if hashlib.sha256(weights).hexdigest() != stored["weights_sha256"]:
-                raise ValueError("the weights do not match their hash")
-            if stored["format"] != FORMAT:
-                raise ValueError(f"format {stored['format']}, this version reads {FORMAT}")
-            method = make_method(stored["method"], stored["hyperparameters"])
-            config, model, cost = dict(stored["config"]), dict(stored["model"]), Cost(**stored["cost"])
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError, UserError) as error:
-            problem = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise DamagedArtefact(
-                f"{folder} does not hold a fitted method that can be read ({problem}): delete it, and it is"
-                " fitted again."
-            ) from error
-        here = backbone.identity()
-        if any(model.get(key) != here[key] for key in ("location", "revision")):
-            raise DamagedArtefact(
-                f"{folder} was fitted on {model.get('location')}@{model.get('revision')}, not on"
-                f" {here['location']}@{here['revision']}: use the model it was fitted on."
-            )
-        return cls(method, type(method).fitted(config, tensors), model, cost)
-
-
-def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    # Clones, since safetensors refuses tensors that share memory.
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in sorted(tensors.items())}

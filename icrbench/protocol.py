@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from icrbench import contamination
-from icrbench.data import LocalDir, Source, TaskData, load, subsample
-from icrbench.errors import UserError
+from icrbench.data import contamination
+from icrbench.data.sources import LocalDir, Source, TaskData, load, subsample
+from icrbench.data.task import Example, Task
 from icrbench.method import FitData, Method, Pool, Scope
-from icrbench.task import Example, Task
+from icrbench.util.errors import UserError
 
 Protocol = Literal["paper", "in_task"]
 PROTOCOLS: tuple[Protocol, ...] = ("paper", "in_task")

@@ -13,13 +13,13 @@ from torch.nn.functional import normalize
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.sites import Edit, Site
-from icrbench.encoder import by_similarity, sentence_encoder
-from icrbench.episodes import Episodes, Question, Questions
+from icrbench.backbone.steering import steered
 from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
 from icrbench.randomness import Randomness
-from icrbench.reading import last_token_vectors
-from icrbench.selection import by_layer
-from icrbench.steering import steered
+from icrbench.toolkit.encoder import by_similarity, sentence_encoder
+from icrbench.toolkit.episodes import Episodes, Question, Questions
+from icrbench.toolkit.reading import last_token_vectors
+from icrbench.toolkit.selection import by_layer
 
 
 class Found(NamedTuple):

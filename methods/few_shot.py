@@ -8,11 +8,11 @@ from torch.nn.functional import normalize
 
 from icrbench.backbone import Backbone
 from icrbench.backbone.anatomy import Dimensions
-from icrbench.encoder import by_similarity, sentence_encoder
-from icrbench.episodes import Episodes, Labelled, demonstration_tokens
+from icrbench.data.task import DEMONSTRATION_SEPARATOR, Example, Task
 from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
 from icrbench.randomness import Randomness
-from icrbench.task import DEMONSTRATION_SEPARATOR, Example, Task
+from icrbench.toolkit.encoder import by_similarity, sentence_encoder
+from icrbench.toolkit.episodes import Episodes, Labelled, demonstration_tokens
 
 
 class FewShotFitted(Fitted):

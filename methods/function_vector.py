@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from icrbench.backbone import Backbone
 from icrbench.backbone.anatomy import submodule
 from icrbench.backbone.last_token import LastTokens, last_tokens
+from icrbench.backbone.positions import Where
 from icrbench.backbone.sites import Site, output_weight
-from icrbench.episodes import Episode, Episodes, Labelled, Question, Questions, demonstration_tokens
-from icrbench.layer_vector import LayerVector
+from icrbench.backbone.steering import steered
 from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
-from icrbench.positions import Where
-from icrbench.progress import bar
 from icrbench.randomness import Randomness
-from icrbench.reading import last_token_vectors
-from icrbench.selection import by_layer
-from icrbench.steering import steered
+from icrbench.toolkit.episodes import Episode, Episodes, Labelled, Question, Questions, demonstration_tokens
+from icrbench.toolkit.layer_vector import LayerVector
+from icrbench.toolkit.reading import last_token_vectors
+from icrbench.toolkit.selection import by_layer
+from icrbench.util.progress import bar
 
 MOST_HEADS = 20
 SHARE_OF_HEADS = 10  # at most one head in this many, for models with few

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
-from icrbench.distillation import Attempt, Lesson, TrainedOnQueries
-from icrbench.episodes import Episodes, Questions
-from icrbench.head_outputs import HeadOutputs, changed_heads
+from icrbench.backbone.head_outputs import HeadOutputs, changed_heads
 from icrbench.method import FitData, Fitted, at_least_one, register
 from icrbench.randomness import Randomness
+from icrbench.toolkit.distillation import Attempt, Lesson, TrainedOnQueries
+from icrbench.toolkit.episodes import Episodes, Questions
 
 INITIAL_KEYS = 0.01  # spread of the entries of the keys' second factor
 

@@ -12,14 +12,14 @@ from torch.nn.functional import cross_entropy
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.sites import Edit, Point, Site
-from icrbench.episodes import Episodes, Question, Questions, demonstration_tokens
+from icrbench.backbone.steering import steered
+from icrbench.data.task import DEMONSTRATION_SEPARATOR
 from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
-from icrbench.optimisation import Schedule, optimise
 from icrbench.randomness import Randomness
-from icrbench.reading import text_end_vectors
-from icrbench.selection import question_batch
-from icrbench.steering import steered
-from icrbench.task import DEMONSTRATION_SEPARATOR
+from icrbench.toolkit.episodes import Episodes, Question, Questions, demonstration_tokens
+from icrbench.toolkit.optimisation import Schedule, optimise
+from icrbench.toolkit.reading import text_end_vectors
+from icrbench.toolkit.selection import question_batch
 
 Inject = Literal["linear", "add", "balance"]
 

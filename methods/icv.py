@@ -12,12 +12,12 @@ from torch.nn.functional import cosine_similarity, normalize
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.sites import Edit, Site
-from icrbench.episodes import Episodes, Questions, demonstration_tokens
+from icrbench.backbone.steering import steered
 from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
 from icrbench.randomness import Randomness
-from icrbench.reading import text_end_vectors
-from icrbench.selection import accuracies, best
-from icrbench.steering import steered
+from icrbench.toolkit.episodes import Episodes, Questions, demonstration_tokens
+from icrbench.toolkit.reading import text_end_vectors
+from icrbench.toolkit.selection import accuracies, best
 
 Direction = Literal["code", "pc1", "mean"]
 

@@ -11,15 +11,15 @@ from torch import Tensor
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.sites import Edit, Site, captured
-from icrbench.episodes import Episode, Episodes, Labelled, Questions, demonstration_tokens
+from icrbench.backbone.spans import columns_at
+from icrbench.backbone.steering import steered
+from icrbench.data.task import DEMONSTRATION_SEPARATOR, Example, Task
 from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
-from icrbench.progress import bar
 from icrbench.randomness import Randomness
-from icrbench.reading import last_token_vectors
-from icrbench.selection import accuracies, best, question_batch
-from icrbench.spans import columns_at
-from icrbench.steering import steered
-from icrbench.task import DEMONSTRATION_SEPARATOR, Example, Task
+from icrbench.toolkit.episodes import Episode, Episodes, Labelled, Questions, demonstration_tokens
+from icrbench.toolkit.reading import last_token_vectors
+from icrbench.toolkit.selection import accuracies, best, question_batch
+from icrbench.util.progress import bar
 
 STRENGTHS = (0.1, 0.3, 0.5, 0.7, 0.9)  # the authors' grid for inference
 QUERY = 0  # the place of the query's vector; those of the classes follow

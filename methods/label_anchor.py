@@ -12,15 +12,15 @@ from torch.nn.functional import cross_entropy
 
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
+from icrbench.backbone.head_outputs import HeadOutputs, changed_heads
+from icrbench.backbone.spans import tokens_at
 from icrbench.backbone.virtual import Virtual, attending, virtual_tokens
-from icrbench.distillation import COST_OF_TRAINING, Attempt, Lesson, Trained
-from icrbench.episodes import Episodes, Labelled, Questions, demonstration_tokens
-from icrbench.head_outputs import HeadOutputs, changed_heads
+from icrbench.data.task import DEMONSTRATION_SEPARATOR
 from icrbench.method import FitData, Fitted, at_least_one, register
-from icrbench.prompting import MAX_QUERY_TOKENS
 from icrbench.randomness import Randomness
-from icrbench.spans import tokens_at
-from icrbench.task import DEMONSTRATION_SEPARATOR
+from icrbench.scoring.prompting import MAX_QUERY_TOKENS
+from icrbench.toolkit.distillation import COST_OF_TRAINING, Attempt, Lesson, Trained
+from icrbench.toolkit.episodes import Episodes, Labelled, Questions, demonstration_tokens
 
 
 class LabelAnchorFitted(Fitted):

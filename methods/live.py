@@ -11,10 +11,10 @@ from torch import Tensor
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.sites import Edit, Site
-from icrbench.distillation import Attempt, Distilled
+from icrbench.backbone.steering import steered
 from icrbench.method import FitData, Fitted, register
 from icrbench.randomness import Randomness
-from icrbench.steering import steered
+from icrbench.toolkit.distillation import Attempt, Distilled
 
 INITIAL_SPREAD = 0.01  # of the vectors' entries
 INITIAL_SCALE = 0.1

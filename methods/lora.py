@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
-from icrbench.distillation import Attempt, Lesson, TrainedOnDemonstrations
-from icrbench.episodes import Episodes, Question, Questions
-from icrbench.errors import UserError
 from icrbench.method import FitData, Fitted, at_least_one, register
 from icrbench.randomness import Randomness
-from icrbench.selection import accuracies, best
+from icrbench.toolkit.distillation import Attempt, Lesson, TrainedOnDemonstrations
+from icrbench.toolkit.episodes import Episodes, Question, Questions
+from icrbench.toolkit.selection import accuracies, best
+from icrbench.util.errors import UserError
 
 Targets = Literal["qkvo", "o", "last_block", "head"]
 

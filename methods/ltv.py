@@ -11,12 +11,12 @@ from torch import Tensor
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.sites import Point, Site
-from icrbench.episodes import Episode, Episodes, Questions, shares
-from icrbench.errors import UserError
+from icrbench.backbone.steering import steered
 from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
 from icrbench.randomness import Randomness
-from icrbench.reading import last_token_vectors
-from icrbench.steering import steered
+from icrbench.toolkit.episodes import Episode, Episodes, Questions, shares
+from icrbench.toolkit.reading import last_token_vectors
+from icrbench.util.errors import UserError
 
 Space = Literal["final_in", "post_norm"]
 

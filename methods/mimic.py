@@ -10,11 +10,11 @@ from torch import Tensor
 
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
+from icrbench.backbone.head_outputs import HeadOutputs, changed_heads
 from icrbench.backbone.sites import Site
-from icrbench.distillation import Attempt, Distilled
-from icrbench.head_outputs import HeadOutputs, changed_heads
 from icrbench.method import FitData, Fitted, register
 from icrbench.randomness import Randomness
+from icrbench.toolkit.distillation import Attempt, Distilled
 
 INITIAL_SHIFT = 0.001  # spread of the vectors' entries
 INITIAL_PROBE = 0.02  # spread of the probes' entries

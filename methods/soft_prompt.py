@@ -10,10 +10,10 @@ import torch
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.virtual import Virtual, attending, virtual_embeddings
-from icrbench.distillation import Attempt, Lesson, TrainedOnDemonstrations
-from icrbench.episodes import Episodes, Questions
 from icrbench.method import FitData, Fitted, at_least_one, register
 from icrbench.randomness import Randomness
+from icrbench.toolkit.distillation import Attempt, Lesson, TrainedOnDemonstrations
+from icrbench.toolkit.episodes import Episodes, Questions
 
 
 class SoftPromptFitted(Fitted):

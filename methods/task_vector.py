@@ -8,12 +8,12 @@ from torch import Tensor
 
 from icrbench.backbone import Backbone
 from icrbench.backbone.sites import Site
-from icrbench.episodes import Episodes, Questions, demonstration_tokens
-from icrbench.layer_vector import LayerVector
 from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
 from icrbench.randomness import Randomness
-from icrbench.reading import last_token_vectors
-from icrbench.selection import by_layer
+from icrbench.toolkit.episodes import Episodes, Questions, demonstration_tokens
+from icrbench.toolkit.layer_vector import LayerVector
+from icrbench.toolkit.reading import last_token_vectors
+from icrbench.toolkit.selection import by_layer
 
 
 class TaskVectorFitted(LayerVector):

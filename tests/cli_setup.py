@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from icrbench.cli import main
-from icrbench.store import CellRecord, Store
+from icrbench.store.records import CellRecord
+from icrbench.store.store import Store
 from tiny import tiny_model, tokenizer
 
 

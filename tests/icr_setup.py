@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from icrbench.backbone import Backbone, Batch, make_batch
-from icrbench.data import Demo, load
+from icrbench.data.find_tasks import load_tasks
+from icrbench.data.sources import Demo, load
+from icrbench.data.task import Example
 from icrbench.method import Pool
 from icrbench.methods.icr.directions import random_directions
 from icrbench.methods.icr.layers import target_layers
 from icrbench.methods.icr.routing import Directions
 from icrbench.methods.icr.trunkstore import TrainingPrompt
-from icrbench.prompting import Prompter
-from icrbench.task import Example, load_tasks
+from icrbench.scoring.prompting import Prompter
 
 
 @cache

@@ -16,14 +16,16 @@ from torch import Tensor
 from icr_setup import ToyEncoder, some_directions
 from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.hooks import forward_hook
+from icrbench.backbone.positions import Where, chosen_tokens
 from icrbench.lm_eval import ICRBenchLM
-from icrbench.method import Artefact, Fitted, make_method
+from icrbench.method import Fitted
 from icrbench.methods.icr.method import ICRFitted
 from icrbench.methods.icr.router import Router
-from icrbench.positions import Where, chosen_tokens
+from icrbench.registry import make_method
+from icrbench.store.artefact import Artefact
 from tiny import LAYERS, tiny_backbone, tiny_model, tokenizer
 
-TASKS = Path(str(resources.files("icrbench.lm_eval_tasks")))
+TASKS = Path(str(resources.files("icrbench.lm_eval.example_tasks")))
 NAMES = ["icrbench_everyday", "icrbench_last_word", "icrbench_prose", "icrbench_short_answers"]
 CONTEXTS = ["Once, in a town by the sea, there lived", "Why?", "The list goes on: one, two,"]
 

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from icr_setup import demo_pool, demo_test, pools
 from icrbench.backbone import Backbone, make_batch
 from icrbench.backbone.sites import Site
-from icrbench.distillation import Attempt, Lesson, Trained, taught
-from icrbench.episodes import Episode, Labelled, Question, Questions
-from icrbench.method import FitData, Fitted, make_method
+from icrbench.data.find_tasks import load_tasks
+from icrbench.method import FitData, Fitted
 from icrbench.randomness import Randomness
-from icrbench.task import load_tasks
+from icrbench.registry import make_method
+from icrbench.toolkit.distillation import Attempt, Lesson, Trained, taught
+from icrbench.toolkit.episodes import Episode, Labelled, Question, Questions
 from tiny import LAYERS, tiny_backbone, tiny_model
 
 DOMAINS = ("agnews", "csqa", "piqa", "sst2", "trec")

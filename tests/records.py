@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from icrbench.store import CellRecord, Store
+from icrbench.store.records import CellRecord
+from icrbench.store.store import Store
 
 N = 40  # examples of a cell that `fill` writes
 TASKS = {

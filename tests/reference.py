@@ -16,7 +16,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from icrbench.backbone import Batch
-from icrbench.backbone.attention import Channels, Position
+from icrbench.backbone.attention import Position
+from icrbench.backbone.attention_kernel import Channels
 from tiny import tiny_model
 
 NAME = "tests_reference"

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
-from icrbench.episodes import Question
 from icrbench.method import Fitted
+from icrbench.toolkit.episodes import Question
 from method_setup import logits
 from slow_attention import kv_heads, softmax_scale
 from tiny import LAYERS, tiny_backbone, tiny_model

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from icrbench.errors import UserError
 from icrbench.experiments import get_experiments
 from icrbench.report.analyses import read_analyses
 from icrbench.report.figures.sources import latencies, routings, theories
 from icrbench.report.tables.iclness import iclness_sheets
+from icrbench.util.errors import UserError
 
 
 def test_files_of_a_kind_by_name(tmp_path: Path) -> None:

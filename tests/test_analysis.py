@@ -11,10 +11,10 @@ from icrbench.analysis.latency import latency
 from icrbench.analysis.routing import importance
 from icrbench.backbone import make_batch
 from icrbench.backbone.sites import Site
-from icrbench.episodes import Labelled, Questions
+from icrbench.backbone.steering import steered
+from icrbench.data.find_tasks import load_tasks
 from icrbench.method import Fitted
-from icrbench.steering import steered
-from icrbench.task import load_tasks
+from icrbench.toolkit.episodes import Labelled, Questions
 from tiny import tiny_backbone
 
 __all__ = ["icrbench"]  # a fixture

@@ -10,7 +10,7 @@ from icrbench.backbone import Backbone, Batch, Revision, make_batch
 from icrbench.backbone.anatomy import ANATOMIES, Dimensions, anatomy_of, submodule
 from icrbench.backbone.attention import Position, queries_and_keys
 from icrbench.backbone.hooks import forward_hook
-from icrbench.errors import UserError
+from icrbench.util.errors import UserError
 from reference import HEADS, attentions, projections, rotate, scale
 from tiny import FAMILIES, LAYERS, tiny_backbone, tiny_model, tokenizer
 

@@ -9,7 +9,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from icrbench.backbone import Backbone, Batch, make_batch
-from icrbench.backbone.attention import ATTENTION_NAME, Channels, Position, extra_channels, queries_and_keys
+from icrbench.backbone.attention import Position, extra_channels, queries_and_keys
+from icrbench.backbone.attention_kernel import ATTENTION_NAME, Channels
 from icrbench.backbone.batch import PaddingSide
 from reference import LowRank, low_rank, reference_logits, window
 from tiny import FAMILIES, LAYERS, WINDOWED, tiny_backbone, tiny_model

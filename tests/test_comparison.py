@@ -3,11 +3,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from icrbench import stats
 from icrbench.cli import main
-from icrbench.errors import UserError
+from icrbench.report import stats
 from icrbench.report.comparison import MethodComparison, compare_methods
-from icrbench.store import Store
+from icrbench.store.store import Store
+from icrbench.util.errors import UserError
 from records import TASKS, add, record, rows
 
 N = 40

@@ -2,10 +2,11 @@ import random
 import string
 import time
 
-from icrbench.contamination import MIN_LETTERS, Overlap, clean, count, normalise
-from icrbench.data import Demo, load
-from icrbench.rows import content_hash
-from icrbench.task import Example, load_tasks
+from icrbench.data.contamination import MIN_LETTERS, Overlap, clean, count, normalise
+from icrbench.data.find_tasks import load_tasks
+from icrbench.data.rows import content_hash
+from icrbench.data.sources import Demo, load
+from icrbench.data.task import Example
 
 LONG = "The plot unfolds with rare and quiet grace"  # 35 letters
 

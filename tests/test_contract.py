@@ -19,12 +19,15 @@ from transformers import DynamicCache
 from icr_setup import demo_test, pools
 from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.reuse import Reused
-from icrbench.data import Demo, load
-from icrbench.method import Artefact, FitData, Fitted, Scope, make_method, methods
-from icrbench.prompting import Prompter
+from icrbench.data.find_tasks import load_tasks
+from icrbench.data.sources import Demo, load
+from icrbench.data.task import Example
+from icrbench.method import FitData, Fitted, Scope
 from icrbench.randomness import Randomness
-from icrbench.scoring import ScoringOptions, score
-from icrbench.task import Example, load_tasks
+from icrbench.registry import make_method, methods
+from icrbench.scoring.next_token import ScoringOptions, score
+from icrbench.scoring.prompting import Prompter
+from icrbench.store.artefact import Artefact
 from tiny import FAMILIES, tiny_backbone
 
 DOMAINS = ("agnews", "csqa", "piqa", "sst2", "trec")

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from icrbench.data import Demo, Hub, LocalDir, TaskData, load, subsample
-from icrbench.errors import UserError
-from icrbench.task import Example, load_tasks
+from icrbench.data.find_tasks import load_tasks
+from icrbench.data.sources import Demo, Hub, LocalDir, TaskData, load, subsample
+from icrbench.data.task import Example
+from icrbench.util.errors import UserError
 
 TASKS = load_tasks()
 TRAIN = [{"text": "a warm film", "label": 1}, {"text": "a cold film", "label": 0}]

@@ -3,10 +3,11 @@ from collections import Counter
 
 import pytest
 
-from icrbench.demonstrations import balanced, multi_task
-from icrbench.errors import UserError
+from icrbench.data.find_tasks import load_tasks
+from icrbench.data.task import Example
 from icrbench.method import Pool
-from icrbench.task import Example, load_tasks
+from icrbench.toolkit.demonstrations import balanced, multi_task
+from icrbench.util.errors import UserError
 
 TASKS = load_tasks()
 

@@ -10,10 +10,11 @@ from torch import Tensor
 from icr_setup import demo_pool, pools
 from icrbench.backbone import Backbone, make_batch
 from icrbench.backbone.sites import Site, captured
-from icrbench.distillation import Attempt, Distilled, Lesson, _common_end, attempt, taught
-from icrbench.episodes import Episode, Episodes, Labelled, Questions
-from icrbench.method import FitData, Fitted, make_method
+from icrbench.method import FitData, Fitted
 from icrbench.randomness import Randomness
+from icrbench.registry import make_method
+from icrbench.toolkit.distillation import Attempt, Distilled, Lesson, _common_end, attempt, taught
+from icrbench.toolkit.episodes import Episode, Episodes, Labelled, Questions
 from method_setup import DOMAINS, Slow, fit
 from tiny import FAMILIES, tiny_backbone
 

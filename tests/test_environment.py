@@ -8,9 +8,12 @@ from types import ModuleType
 
 import pytest
 
-from icrbench import environment as module
-from icrbench.environment import code_identity, environment
-from icrbench.method import Method, methods
+from icrbench.method import Method
+from icrbench.registry import methods
+from icrbench.run import environment as module
+from icrbench.run import identity
+from icrbench.run.environment import environment
+from icrbench.run.identity import code_identity
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,13 +28,13 @@ def _fresh() -> Iterator[None]:
 
 
 def test_a_method_is_its_file_or_its_folder() -> None:
-    assert module._method_source(methods()["zero_shot"]) == ROOT / "methods" / "zero_shot.py"
-    assert module._method_source(methods()["icr"]) == ROOT / "methods" / "icr"
+    assert identity._method_source(methods()["zero_shot"]) == ROOT / "methods" / "zero_shot.py"
+    assert identity._method_source(methods()["icr"]) == ROOT / "methods" / "icr"
 
 
 def test_the_code_that_computes_is_there() -> None:
-    here = Path(module.__file__).parent
-    assert all((here / name).exists() for name in module.COMPUTING)
+    here = Path(identity.__file__).parent.parent
+    assert all((here / name).exists() for name in identity.COMPUTING)
 
 
 def variant(folder: Path, base: type[Method], monkeypatch: pytest.MonkeyPatch) -> type[Method]:
@@ -47,16 +50,20 @@ def variant(folder: Path, base: type[Method], monkeypatch: pytest.MonkeyPatch) -
 def test_edits_make_another_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(ROOT / "icrbench", copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(module, "__file__", str(copy / "environment.py"))
+    monkeypatch.setattr(identity, "__file__", str(copy / "run" / "identity.py"))
     kind = variant(tmp_path / "own", methods()["zero_shot"], monkeypatch)
     seen = [code_identity(kind)]
-    for path in (copy / "scoring.py", copy / "backbone" / "attention.py", tmp_path / "own" / "variant.py"):
+    for path in (
+        copy / "scoring" / "next_token.py",
+        copy / "backbone" / "attention.py",
+        tmp_path / "own" / "variant.py",
+    ):
         path.write_text(path.read_text() + "\n# edited\n")
         assert code_identity(kind) == seen[-1]  # this process runs what it has read
         code_identity.cache_clear()
         seen.append(code_identity(kind))
     assert len({str(identity) for identity in seen}) == 4
-    for path in (copy / "cli.py", copy / "store.py", copy / "report" / "render.py"):
+    for path in (copy / "cli" / "entry.py", copy / "store" / "store.py", copy / "report" / "text" / "render.py"):
         path.write_text(path.read_text() + "\n# edited\n")
     code_identity.cache_clear()
     assert code_identity(kind) == seen[-1]

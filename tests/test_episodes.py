@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from icr_setup import pools
-from icrbench.episodes import Episodes, Labelled, Questions, demonstration_tokens, minibatches
 from icrbench.method import FitData
 from icrbench.randomness import Randomness
+from icrbench.toolkit.episodes import Episodes, Labelled, Questions, demonstration_tokens, minibatches
 from tiny import tiny_backbone
 
 DOMAINS = ("agnews", "csqa", "piqa", "sst2", "trec")

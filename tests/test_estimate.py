@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from cli_setup import model_folder
-from icrbench import estimate as module
-from icrbench.data import Demo
-from icrbench.errors import UserError
-from icrbench.estimate import estimate
-from icrbench.grid import parse_methods
-from icrbench.presets import preset
+from icrbench.data.find_tasks import load_tasks
+from icrbench.data.sources import Demo
 from icrbench.protocol import Datasets, Rules
-from icrbench.runner import Cell, cells
-from icrbench.task import load_tasks
+from icrbench.run import estimate as module
+from icrbench.run.estimate import estimate
+from icrbench.run.plan import Cell, cells
+from icrbench.run.presets import preset
+from icrbench.run.request import parse_methods
+from icrbench.util.errors import UserError
 from tiny import tiny_model
 
 TASKS = load_tasks()

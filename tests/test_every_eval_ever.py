@@ -7,11 +7,11 @@ import jsonschema
 import pytest
 
 from every_eval_ever_schema import AGGREGATE, SAMPLE
-from icrbench import stats
 from icrbench.cli import main
-from icrbench.errors import UserError
+from icrbench.report import stats
 from icrbench.report.every_eval_ever import export
-from icrbench.store import Store
+from icrbench.store.store import Store
+from icrbench.util.errors import UserError
 from records import add, record, rows
 
 ANSWERS = {0: (True, False, True, True), 1: (True, True, True, False)}

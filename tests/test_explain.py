@@ -16,16 +16,17 @@ from icrbench.analysis.explanation import sparks, text
 from icrbench.analysis.given import given_example
 from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.sites import Site
-from icrbench.errors import UserError
-from icrbench.method import Artefact, Fitted
+from icrbench.backbone.steering import steered
+from icrbench.data.find_tasks import load_tasks
+from icrbench.method import Fitted
 from icrbench.methods.icr.routing import routed
 from icrbench.methods.zero_shot import ZeroShot
-from icrbench.prompting import Prompter
 from icrbench.report.figures.explanation import explanation, write_explanation
 from icrbench.report.figures.style import styled
-from icrbench.scoring import score
-from icrbench.steering import steered
-from icrbench.task import load_tasks
+from icrbench.scoring.next_token import score
+from icrbench.scoring.prompting import Prompter
+from icrbench.store.artefact import Artefact
+from icrbench.util.errors import UserError
 from slow_attention import Reference, Term
 from tiny import FAMILIES, LAYERS, tiny_backbone
 

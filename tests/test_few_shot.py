@@ -9,13 +9,16 @@ import torch
 from torch.nn.functional import normalize
 
 from icr_setup import demo_pool, demo_test, pools
-from icrbench.encoder import sentence_encoder
-from icrbench.method import Artefact, FitData, Pool, Scope, make_method
+from icrbench.data.find_tasks import load_tasks
+from icrbench.data.task import Task
+from icrbench.method import FitData, Pool, Scope
 from icrbench.methods.few_shot import FewShot, FewShotFitted
-from icrbench.prompting import Prompter
 from icrbench.randomness import Randomness
-from icrbench.scoring import ScoringOptions, score
-from icrbench.task import Task, load_tasks
+from icrbench.registry import make_method
+from icrbench.scoring.next_token import ScoringOptions, score
+from icrbench.scoring.prompting import Prompter
+from icrbench.store.artefact import Artefact
+from icrbench.toolkit.encoder import sentence_encoder
 from tiny import tiny_backbone, tokenizer
 
 DOMAINS = ("agnews", "csqa", "piqa", "sst2", "trec")

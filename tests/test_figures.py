@@ -12,14 +12,14 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from cli_setup import Commands, icrbench
-from icrbench.errors import UserError
 from icrbench.report import figures
 from icrbench.report.figures import accuracy, latency, routing, theory, write_figures
 from icrbench.report.figures.accuracy import Point
 from icrbench.report.figures.sources import Routing, latencies, routings, theories
 from icrbench.report.figures.style import DOT, apart, spaced, styled
 from icrbench.report.leaderboard import AVERAGE, Table, leaderboards
-from icrbench.store import Store
+from icrbench.store.store import Store
+from icrbench.util.errors import UserError
 from records import add, record, rows
 
 __all__ = ["icrbench"]  # a fixture

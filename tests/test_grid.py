@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from icrbench.errors import UserError
-from icrbench.grid import parse_methods
-from icrbench.method import methods
-from icrbench.presets import Preset, preset
+from icrbench.registry import methods
+from icrbench.run.presets import Preset, preset
+from icrbench.run.request import parse_methods
+from icrbench.util.errors import UserError
 
 NONE = Preset("none", None, (0,), {})
 

@@ -9,8 +9,8 @@ from transformers import DynamicCache
 
 from icr_setup import some_batch
 from icrbench.backbone import Batch, make_batch
+from icrbench.backbone.head_outputs import HeadOutputs, changed_heads, log_normaliser
 from icrbench.backbone.prefix import expanded, prefix_cache
-from icrbench.head_outputs import HeadOutputs, changed_heads, log_normaliser
 from slow_attention import Reference, softmax_scale
 from tiny import FAMILIES, tiny_backbone
 

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from icrbench import index
-from icrbench.errors import UserError
 from icrbench.report.leaderboard import leaderboards
-from icrbench.store import Store
+from icrbench.store import index
+from icrbench.store.store import Store
+from icrbench.util.errors import UserError
 from records import TASKS, add, record, rows
 
 RIGHT = (True, False, True, True)

@@ -5,7 +5,7 @@ from icrbench.backbone import make_batch
 from icrbench.backbone.last_token import last_tokens
 from icrbench.backbone.prefix import prompt_batches
 from icrbench.backbone.sites import Site
-from icrbench.steering import steered
+from icrbench.backbone.steering import steered
 from tiny import FAMILIES, tiny_backbone
 
 families = pytest.mark.parametrize("family", FAMILIES)

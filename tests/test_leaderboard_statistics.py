@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from icrbench import stats
+from icrbench.report import stats
 from icrbench.report.leaderboard import Table, leaderboards
-from icrbench.report.render import csv as render_csv
-from icrbench.store import Store
+from icrbench.report.text.render import csv as render_csv
+from icrbench.store.store import Store
 from records import TASKS, add
 
 N = 60

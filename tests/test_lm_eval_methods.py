@@ -10,8 +10,8 @@ from torch import Tensor
 from icr_setup import ToyEncoder, demo_test
 from icrbench.backbone import Backbone, make_batch
 from icrbench.backbone.hooks import forward_hook
-from icrbench.data import Demo
-from icrbench.errors import UserError
+from icrbench.data.find_tasks import load_tasks
+from icrbench.data.sources import Demo
 from icrbench.lm_eval import ICRBenchLM
 from icrbench.lm_eval.tasks import multiple_choice
 from icrbench.method import Fitted
@@ -20,8 +20,8 @@ from icrbench.methods.label_anchor import LabelAnchorFitted
 from icrbench.methods.lora import LoRA
 from icrbench.methods.soft_prompt import SoftPromptFitted
 from icrbench.randomness import Randomness
-from icrbench.scoring import score
-from icrbench.task import load_tasks
+from icrbench.scoring.next_token import score
+from icrbench.util.errors import UserError
 from lm_eval_setup import (
     CONTEXTS,
     Nudge,

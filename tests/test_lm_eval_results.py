@@ -13,12 +13,14 @@ from lm_eval.tasks import TaskManager
 from icr_setup import ToyEncoder
 from icrbench.backbone.load import load_backbone
 from icrbench.cli import main
-from icrbench.errors import UserError
 from icrbench.lm_eval import ICRBenchLM
-from icrbench.method import Artefact, Fitted, make_method
+from icrbench.method import Fitted
+from icrbench.registry import make_method
 from icrbench.report import print_report, write_report
 from icrbench.report.lm_eval_results import lm_eval_values
-from icrbench.store import Store
+from icrbench.store.artefact import Artefact
+from icrbench.store.store import Store
+from icrbench.util.errors import UserError
 from lm_eval_setup import TASKS, evaluate, random_icr, saved, tiny_lm
 from records import add
 from tiny import tiny_backbone

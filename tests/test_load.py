@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from icrbench.backbone import Backbone, load
 from icrbench.backbone.load import check_model, default_dtype, load_backbone, local_source
-from icrbench.errors import UserError
+from icrbench.util.errors import UserError
 from tiny import FAMILIES, tiny_model, tokenizer
 
 Saved = Callable[..., Path]

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from icrbench.backbone import make_batch
-from icrbench.metering import metered
+from icrbench.backbone.metering import metered
 from tiny import tiny_backbone
 
 

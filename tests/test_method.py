@@ -11,10 +11,12 @@ import torch
 from icrbench import method as method_module
 from icrbench.backbone import Backbone, Batch, Revision, make_batch
 from icrbench.backbone.attention import extra_channels
-from icrbench.errors import UserError
-from icrbench.metering import Cost
-from icrbench.method import Artefact, DamagedArtefact, FitData, Fitted, Method, Scope, make_method, methods, register
+from icrbench.backbone.metering import Cost
+from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
+from icrbench.registry import make_method, methods
+from icrbench.store.artefact import Artefact, DamagedArtefact
+from icrbench.util.errors import UserError
 from reference import low_rank
 from tiny import tiny_backbone, tiny_model, tokenizer
 
@@ -42,10 +44,13 @@ class Example(Method):
 
 
 @pytest.fixture(autouse=True)
-def _example(monkeypatch: pytest.MonkeyPatch) -> None:
+def _example() -> Iterator[None]:
     methods()  # all modules are imported, so what follows is undone whole
-    monkeypatch.setattr(method_module, "_REGISTRY", dict(method_module._REGISTRY))
+    known = dict(method_module.REGISTRY)
     register("example")(Example)
+    yield
+    method_module.REGISTRY.clear()
+    method_module.REGISTRY.update(known)
 
 
 def test_methods_are_found_by_their_files() -> None:

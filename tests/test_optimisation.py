@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from icrbench.errors import UserError
-from icrbench.optimisation import Schedule, optimise
+from icrbench.toolkit.optimisation import Schedule, optimise
+from icrbench.util.errors import UserError
 
 
 def test_the_learning_rate_rises_then_falls_to_nothing() -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from icrbench.errors import UserError
 from icrbench.report import page, write_report
 from icrbench.report.leaderboard import Table, leaderboards
 from icrbench.report.page import examples
-from icrbench.report.render import grids
-from icrbench.store import Store
+from icrbench.report.text.render import grids
+from icrbench.store.store import Store
+from icrbench.util.errors import UserError
 from records import N, add, answers, fill, record, rows, store
 
 __all__ = ["store"]  # a fixture

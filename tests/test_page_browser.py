@@ -10,7 +10,7 @@ import pytest
 from icrbench.report import write_report
 from icrbench.report.leaderboard import Table, leaderboards
 from icrbench.report.verdict import verdict
-from icrbench.store import Store
+from icrbench.store.store import Store
 from records import TASKS, add
 
 pytest.importorskip("selenium", reason="selenium is not installed: pip install -e '.[dev]'")

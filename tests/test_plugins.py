@@ -10,10 +10,10 @@ import pytest
 from cli_setup import Commands, icrbench
 from icr_setup import pools
 from icrbench import method
-from icrbench.environment import code_identity
-from icrbench.method import FitData, Fitted, make_method, methods
-from icrbench.plugins import import_folder
+from icrbench.method import FitData, Fitted
 from icrbench.randomness import Randomness
+from icrbench.registry import import_folder, make_method, methods
+from icrbench.run.identity import code_identity
 from test_contract import fingerprint, logits_of
 from tiny import tiny_backbone
 
@@ -26,10 +26,10 @@ DOC = Path(__file__).parents[1] / "docs" / "add_a_method.md"
 def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Methods registered by a test are not there for the next."""
     methods()
-    known = dict(method._REGISTRY)
+    known = dict(method.REGISTRY)
     yield
-    method._REGISTRY.clear()
-    method._REGISTRY.update(known)
+    method.REGISTRY.clear()
+    method.REGISTRY.update(known)
     for name in [name for name in sys.modules if name.startswith("icrbench_methods_")]:
         del sys.modules[name]
 

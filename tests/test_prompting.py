@@ -5,9 +5,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from icrbench.backbone import Backbone
-from icrbench.errors import UserError
-from icrbench.prompting import MAX_QUERY_TOKENS, Prompter, cut_front
-from icrbench.task import Example, Task, load_tasks
+from icrbench.data.find_tasks import load_tasks
+from icrbench.data.task import Example, Task
+from icrbench.scoring.prompting import MAX_QUERY_TOKENS, Prompter, cut_front
+from icrbench.util.errors import UserError
 from tiny import tiny_backbone
 from tiny import tokenizer as bytes_only
 from vocabularies import backbone_with, byte_level, sentence_piece

@@ -7,12 +7,14 @@ from typing import Any, ClassVar
 import pytest
 
 from cli_setup import lines
-from icrbench.data import Demo, LocalDir, Source, TaskData, load
-from icrbench.errors import UserError
-from icrbench.method import Method, Scope, make_method
+from icrbench.data.find_tasks import load_tasks
+from icrbench.data.sources import Demo, LocalDir, Source, TaskData, load
+from icrbench.data.task import Task
+from icrbench.method import Method, Scope
 from icrbench.methods.few_shot import FewShot
 from icrbench.protocol import Datasets, Protocol, Rules, needed_domains
-from icrbench.task import Task, load_tasks
+from icrbench.registry import make_method
+from icrbench.util.errors import UserError
 
 TASKS = load_tasks()
 DOMAINS = {"agnews", "csqa", "piqa", "sst2", "trec"}

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from icrbench import stats
-from icrbench.errors import UserError
-from icrbench.report import print_report, render, write_report
-from icrbench.report.latex import PREAMBLE
+from icrbench.report import print_report, stats, write_report
 from icrbench.report.leaderboard import Row, Table, leaderboards
 from icrbench.report.notes import notes
-from icrbench.report.render import grids, latex, markdown, terminal
-from icrbench.store import Store
+from icrbench.report.text import render
+from icrbench.report.text.latex import PREAMBLE
+from icrbench.report.text.render import grids, latex, markdown, terminal
+from icrbench.store.store import Store
+from icrbench.util.errors import UserError
 from records import N, add, answers, fill, record, rows, store
 
 __all__ = ["store"]  # a fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from icrbench.report.grid import Entry, Grid, blocks
+from icrbench.report.text.grid import Entry, Grid, blocks
 
 
 def grid(*widths: int, keys: int = 1) -> Grid:

@@ -24,7 +24,7 @@ from icrbench.method import FitData, Fitted, Method, Scope
 from icrbench.methods.icr import training
 from icrbench.methods.zero_shot import ZeroShotFitted
 from icrbench.randomness import Randomness
-from icrbench.store import Store
+from icrbench.store.store import Store
 
 __all__ = ["icrbench"]  # a fixture
 
@@ -148,7 +148,7 @@ def test_changed_weights_template_or_code_are_run_again(icrbench: Commands, monk
     weights[-2] ^= 1
     (folder / "model.safetensors").write_bytes(weights)
     assert icrbench.run(**options).counts == (1, 0, 0)
-    monkeypatch.setattr("icrbench.runner.code_identity", lambda kind: {"method": "edited"})
+    monkeypatch.setattr("icrbench.run.runner.code_identity", lambda kind: {"method": "edited"})
     assert icrbench.run(**options).counts == (1, 0, 0)
     assert len(icrbench.records()) == 4
 
@@ -213,7 +213,7 @@ def fragile(monkeypatch: pytest.MonkeyPatch) -> type[Fragile]:
     calls.clear()
     monkeypatch.setattr(Fragile, "name", "fragile", raising=False)
     monkeypatch.setattr(Fragile, "broken", ValueError("it broke\nin two lines"))
-    monkeypatch.setitem(method_module._REGISTRY, "fragile", Fragile)
+    monkeypatch.setitem(method_module.REGISTRY, "fragile", Fragile)
     return Fragile
 
 
@@ -326,7 +326,7 @@ def test_icr_interrupted_and_resumed_is_icr_uninterrupted(icrbench: Commands, mo
     for where, call, finished in (
         ("icrbench.methods.icr.bases._read_group", 4, 3),  # among the in-context prompts
         ("icrbench.methods.icr.training.terms", 5, 3),  # half-way through training
-        ("icrbench.runner.score", 5, 4),  # after the first cell of the fit
+        ("icrbench.run.runner.score", 5, 4),  # after the first cell of the fit
     ):
         module, _, name = where.rpartition(".")
         with monkeypatch.context() as patch:
@@ -347,7 +347,9 @@ def test_icr_interrupted_and_resumed_is_icr_uninterrupted(icrbench: Commands, mo
 def test_ctrl_c_between_the_two_files_of_a_cell(icrbench: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     icrbench.run(tasks="sst2,mr", out="whole")
     with monkeypatch.context() as patch:
-        patch.setattr("icrbench.store.write_atomic", nth_call(4 + 2, sys.modules["icrbench.store"].write_atomic))
+        patch.setattr(
+            "icrbench.store.store.write_atomic", nth_call(4 + 2, sys.modules["icrbench.store.store"].write_atomic)
+        )
         icrbench.refused(icrbench.run(tasks="sst2,mr"), "interrupted")
     assert icrbench.run(tasks="sst2,mr").counts == (1, 1, 0)
     assert content(icrbench.folder / "out") == content(icrbench.folder / "whole")
@@ -380,7 +382,7 @@ def test_a_fit_that_another_process_makes_is_waited_for(
         shutil.copytree(made, target)
         lock.__exit__(None, None, None)
 
-    monkeypatch.setattr("icrbench.runner.time.sleep", other_process_ends)
+    monkeypatch.setattr("icrbench.run.runner.time.sleep", other_process_ends)
     done = icrbench.run(methods="fragile")
     assert done.counts == (1, 0, 0)
     assert "waiting for another process that makes the same fit" in done.out

@@ -9,19 +9,21 @@ import pytest
 import torch
 from transformers import Gemma3ForCausalLM, PreTrainedModel
 
-from icrbench import scoring
 from icrbench.backbone import Backbone, Batch, Revision
-from icrbench.backbone.attention import Channels, extra_channels
+from icrbench.backbone.attention import extra_channels
+from icrbench.backbone.attention_kernel import Channels
 from icrbench.backbone.batch import PaddingSide
 from icrbench.backbone.prefix import prefix_cache
 from icrbench.backbone.reuse import Reused
 from icrbench.backbone.sites import Site
-from icrbench.errors import UserError
+from icrbench.backbone.steering import steered
+from icrbench.data.find_tasks import load_tasks
+from icrbench.data.task import Example, Task
 from icrbench.method import Fitted
-from icrbench.prompting import Prompter
-from icrbench.scoring import Scored, ScoringOptions, score
-from icrbench.steering import steered
-from icrbench.task import Example, Task, load_tasks
+from icrbench.scoring import next_token
+from icrbench.scoring.next_token import Scored, ScoringOptions, score
+from icrbench.scoring.prompting import Prompter
+from icrbench.util.errors import UserError
 from reference import low_rank
 from tiny import CONFIGS, FAMILIES, tiny_backbone, tiny_model, tokenizer
 
@@ -158,7 +160,7 @@ def test_the_side_of_the_padding_changes_nothing(family: str) -> None:
 
 @families
 @pytest.mark.parametrize("padding", ["left", "right"])
-def test_the_amount_of_padding_changes_nothing(family: str, padding: scoring.PaddingSide) -> None:
+def test_the_amount_of_padding_changes_nothing(family: str, padding: next_token.PaddingSide) -> None:
     backbone, fitted = tiny_backbone(family), Routed({"family": family}, {})
     short, longer = a_review(1, 4), a_review(2, 30)
     alone = score(backbone, fitted, SST2, [short])
@@ -177,7 +179,7 @@ def test_the_prefix_cache_changes_nothing(family: str, batch_size: int | None, m
         lengths.append(len(tokens))
         return prefix_cache(backbone, tokens)
 
-    monkeypatch.setattr(scoring, "prefix_cache", counted)
+    monkeypatch.setattr(next_token, "prefix_cache", counted)
     off = ScoringOptions(batch_size=batch_size, prefix_cache=False)
     without = score(backbone, Shown({}, {}), SST2, examples, off)
     assert not lengths
@@ -192,7 +194,7 @@ def test_methods_that_change_their_demonstrations_get_no_prefix_cache(monkeypatc
     class Own(Shown):
         shares_prefix: ClassVar[bool] = False
 
-    monkeypatch.delattr(scoring, "prefix_cache")
+    monkeypatch.delattr(next_token, "prefix_cache")
     assert len(score(tiny_backbone("llama"), Own({}, {}), SST2, some_reviews(2))) == 2
     with pytest.raises(NameError):
         score(tiny_backbone("llama"), Shown({}, {}), SST2, some_reviews(2))
@@ -323,17 +325,17 @@ def test_progress_counts_every_row_once() -> None:
 
 def test_a_small_memory_makes_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    run = scoring.make_batch
+    run = next_token.make_batch
 
     def counted(sequences: Sequence[Sequence[int]], *args: object, **kwargs: object) -> Batch:
         sizes.append(sum(map(len, sequences)))
         return run(sequences, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(scoring, "make_batch", counted)
+    monkeypatch.setattr(next_token, "make_batch", counted)
     wanted = score(tiny_backbone("llama"), ZERO_SHOT, SST2, some_reviews())
     assert len(sizes) == 1
     sizes.clear()
-    monkeypatch.setattr(scoring, "_token_budget", lambda backbone: 200)
+    monkeypatch.setattr(next_token, "_token_budget", lambda backbone: 200)
     same(score(tiny_backbone("llama"), ZERO_SHOT, SST2, some_reviews()), wanted)
     assert len(sizes) > 3
     assert max(sizes) <= 200

@@ -2,13 +2,13 @@ import pytest
 
 from icr_setup import pools
 from icrbench.backbone.sites import Site
-from icrbench.episodes import Labelled, Question, Questions
-from icrbench.errors import UserError
+from icrbench.backbone.steering import steered
+from icrbench.data.find_tasks import load_tasks
 from icrbench.method import Fitted
 from icrbench.methods.task_vector import TaskVector
-from icrbench.selection import accuracies, batches, best, by_layer
-from icrbench.steering import steered
-from icrbench.task import load_tasks
+from icrbench.toolkit.episodes import Labelled, Question, Questions
+from icrbench.toolkit.selection import accuracies, batches, best, by_layer
+from icrbench.util.errors import UserError
 from tiny import LAYERS, tiny_backbone
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.sites import Point, Site, captured, edited, output_weight
-from icrbench.steering import steered
+from icrbench.backbone.steering import steered
 from tiny import FAMILIES, LAYERS, tiny_backbone
 
 families = pytest.mark.parametrize("family", FAMILIES)

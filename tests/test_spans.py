@@ -3,7 +3,7 @@
 import pytest
 
 from icrbench.backbone import Backbone
-from icrbench.spans import columns_at, tokens_at
+from icrbench.backbone.spans import columns_at, tokens_at
 from tiny import tiny_backbone
 from vocabularies import backbone_with, byte_level, sentence_piece
 

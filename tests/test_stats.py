@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from icrbench import stats
+from icrbench.report import stats
 
 Array = np.ndarray
 

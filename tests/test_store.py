@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from icrbench import store as store_module
-from icrbench.errors import UserError
-from icrbench.store import EXAMPLE_SCHEMA, Store
+from icrbench.store import store as store_module
+from icrbench.store.records import EXAMPLE_SCHEMA
+from icrbench.store.store import Store
+from icrbench.util.errors import UserError
 from records import add, record, rows
 
 RIGHT = (True, False, True)
@@ -168,7 +169,7 @@ def test_one_owner_a_cell(store: Store) -> None:
 
 def test_lock_across_processes_dies_with_its_owner(store: Store) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from icrbench.store import Store\n"
+        "import sys, time; from pathlib import Path; from icrbench.store.store import Store\n"
         "with Store(Path(sys.argv[1])).lock('a') as mine: print(mine, flush=True); time.sleep(60)"
     )
     root = str(Path(__file__).resolve().parent.parent)

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from icrbench.cli import main
-from icrbench.errors import UserError
+from icrbench.data.find_tasks import load_tasks
 from icrbench.experiments import experiments
-from icrbench.method import make_method
-from icrbench.presets import preset
-from icrbench.report.latex import escape_latex
+from icrbench.registry import make_method
 from icrbench.report.leaderboard import PAPER, leaderboards
-from icrbench.report.render import latex
 from icrbench.report.tables import write_tables
-from icrbench.store import Store
-from icrbench.task import load_tasks
+from icrbench.report.text.latex import escape_latex
+from icrbench.report.text.render import latex
+from icrbench.run.presets import preset
+from icrbench.store.store import Store
+from icrbench.util.errors import UserError
 from records import TASKS, add
 
 N = 40

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from icrbench.errors import UserError
-from icrbench.rows import canonical_rows, to_examples
-from icrbench.task import DEMONSTRATION_SEPARATOR, Task, get_tasks, load_tasks
+from icrbench.data.find_tasks import get_tasks, load_tasks
+from icrbench.data.rows import canonical_rows, to_examples
+from icrbench.data.task import DEMONSTRATION_SEPARATOR, Task
+from icrbench.util.errors import UserError
 
 BUILTIN = ["agnews", "csqa", "piqa", "sst2", "trec", "mr", "mrpc", "sst5", "ai2scie", "cb", "copa", "creak"]
 

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from icrbench import stats
+from icrbench.report import stats
 from icrbench.report.leaderboard import Table, leaderboards
-from icrbench.report.names import display_name
+from icrbench.report.text.names import display_name
 from icrbench.report.verdict import Verdict, certainty, verdict
-from icrbench.store import Store
+from icrbench.store.store import Store
 from records import TASKS, add
 
 N = 100

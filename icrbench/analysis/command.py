@@ -14,14 +14,15 @@ from icrbench.analysis.routing import Routed, importance
 from icrbench.analysis.theory import theory
 from icrbench.backbone import Backbone
 from icrbench.backbone.load import load_backbone
-from icrbench.episodes import Labelled, Questions
-from icrbench.files import write_atomic
-from icrbench.grid import Request
 from icrbench.method import Fitted, Scope
-from icrbench.progress import bar, say
 from icrbench.protocol import Datasets
-from icrbench.runner import Cell, Runner
-from icrbench.store import Store
+from icrbench.run.plan import Cell
+from icrbench.run.request import Request
+from icrbench.run.runner import Runner
+from icrbench.store.store import Store
+from icrbench.toolkit.episodes import Labelled, Questions
+from icrbench.util.files import write_atomic
+from icrbench.util.progress import bar, say
 
 SCHEMA = 1
 TOP_TOKENS = 200

@@ -10,9 +10,10 @@ from icrbench.analysis.routing import Routed
 from icrbench.backbone import Backbone, make_batch
 from icrbench.backbone.attention import last_attention
 from icrbench.backbone.sites import Site, captured
-from icrbench.method import Artefact, Fitted
-from icrbench.prompting import Prompt, Prompter
-from icrbench.task import DEMONSTRATION_SEPARATOR, Example, Task
+from icrbench.data.task import DEMONSTRATION_SEPARATOR, Example, Task
+from icrbench.method import Fitted
+from icrbench.scoring.prompting import Prompt, Prompter
+from icrbench.store.artefact import Artefact
 
 SCHEMA = 1
 TOP = 10

@@ -9,10 +9,10 @@ from icrbench.analysis.explain import explain
 from icrbench.analysis.explanation import text
 from icrbench.analysis.given import given_example
 from icrbench.backbone.load import check_model, load_backbone
-from icrbench.errors import UserError
-from icrbench.fits import FitName
+from icrbench.data.find_tasks import get_tasks
 from icrbench.report.figures.explanation import check_ending, write_explanation
-from icrbench.task import get_tasks
+from icrbench.store.find_fit import FitName
+from icrbench.util.errors import UserError
 
 
 def run_explain(options: argparse.Namespace) -> None:

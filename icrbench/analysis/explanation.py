@@ -5,8 +5,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from icrbench.report.names import display_name
 from icrbench.report.tables.iclness import shown
+from icrbench.report.text.names import display_name
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _WIDTH = 30

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from icrbench.errors import UserError, unknown
-from icrbench.rows import canonical_rows, to_examples
-from icrbench.task import Example, Task
+from icrbench.data.rows import canonical_rows, to_examples
+from icrbench.data.task import Example, Task
+from icrbench.util.errors import UserError, unknown
 
 CHOICE = "choice"
 """What an answer is called where a task's data lists them in one column; given once for each answer."""

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from icrbench.backbone import Backbone
-from icrbench.episodes import Question
 from icrbench.method import Fitted
-from icrbench.selection import batches
+from icrbench.toolkit.episodes import Question
+from icrbench.toolkit.selection import batches
 
 TINY = 1e-6  # keeps a token that never changes from having an infinite score
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from icrbench.errors import UserError
+from icrbench.util.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -10,124 +10,22 @@ the cache (growing, sliding, copying, reordering of beams) happens to them too.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from icrbench.backbone.anatomy import tensor_of
+from icrbench.backbone.attention_kernel import ATTENTION_NAME, PENDING, ROTATED, WATCHED, Channels, WideningCache
+from icrbench.backbone.core import Backbone
 from icrbench.backbone.hooks import forward_hook, forward_pre_hook
-
-if TYPE_CHECKING:
-    from icrbench.backbone.core import Backbone
-
-ATTENTION_NAME = "icrbench"
 
 Position = Literal["pre_rope", "post_rope"]
 
 
-@dataclass(frozen=True)
-class Channels:
-    """What one layer adds in one forward pass.
-
-    Attributes:
-        query: ``[B, H, T, c]``, already divided by the attention scale, which the kernel multiplies in again.
-        key: ``[B, T, c]``, shared by the heads.
-    """
-
-    query: Tensor
-    key: Tensor
-
-
-# Attributes of an attention module, set only inside the context managers below.
-_PENDING = "_icrbench_channels"  # channels of the forward pass under way
-_ROTATED = "_icrbench_rotated"  # what to call with queries and keys after rotary embedding
-_WATCHED = "_icrbench_watched"  # what to call with the last token's attention
-
-
-def _flat(heads: Tensor) -> Tensor:
-    """``[B, n, T, d_k]`` to ``[B, T, n*d_k]``."""
-    return heads.transpose(1, 2).flatten(2)
-
-
-def _widen(keys: Tensor, channels: Channels) -> Tensor:
-    """Keys ``[B, G, T, d_k]`` and their channels to ``[B, G, T, d_k + c]``."""
-    extra = channels.key.unsqueeze(1).expand(-1, keys.shape[1], -1, -1).to(keys.dtype)
-    return torch.cat([keys, extra], dim=-1)
-
-
-def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """The library's scaled dot-product attention; with extra channels where a method asked for them."""
-    watched = getattr(module, _WATCHED, None)
-    rotated = getattr(module, _ROTATED, None)
-    channels: Channels | None = getattr(module, _PENDING, None)
-    if rotated is not None:
-        channels = rotated(_flat(query), _flat(key))
-    elif channels is not None:
-        setattr(module, _PENDING, None)
-    width = query.shape[-1]
-    if channels is None:
-        if watched is not None:
-            watched(_last_weights(query, key, attention_mask, scaling or width**-0.5))
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    if key.shape[-1] == width:  # no cache has widened the keys
-        key = _widen(key, channels)
-    query = torch.cat([query, channels.query.to(query.dtype)], dim=-1)
-    # Fused kernels want one width for queries, keys and values: the values get zeros, cut off again below.
-    value = nn.functional.pad(value, (0, key.shape[-1] - width))
-    scaling = width**-0.5 if scaling is None else scaling
-    if watched is not None:
-        watched(_last_weights(query, key, attention_mask, scaling))
-    output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    return output[..., :width], None
-
-
-def _last_weights(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """Attention ``[B, H, S]`` of the last query over all keys; without a mask it sees every one."""
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-    logits = scaling * (key.float() @ query[:, :, -1, :, None].float())[..., 0]
-    return (logits if mask is None else logits.masked_fill(~mask[:, :, -1], -torch.inf)).softmax(-1)
-
-
-def register_attention() -> None:
-    """Make the attention known to transformers, together with its mask function.
-
-    Registered alone, an attention function would get no mask from transformers and silently lose padding, so the two
-    are never registered apart.
-    """
-    AttentionInterface.register(ATTENTION_NAME, _attention)
-    AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
-
-
-class _WideningCache:
-    """Stands in for a key/value cache while one attention layer runs: widens the keys on their way in."""
-
-    def __init__(self, cache: Any, module: nn.Module) -> None:
-        self._cache = cache
-        self._module = module
-
-    def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        wide = _widen(keys, getattr(self._module, _PENDING))
-        updated: tuple[Tensor, Tensor] = self._cache.update(wide, values, *args, **kwargs)
-        return updated
-
-
 @contextmanager
 def queries_and_keys(
-    backbone: "Backbone",
+    backbone: Backbone,
     layers: list[int],
     receive: Callable[[int, Tensor, Tensor], Any],
     position: Position = "pre_rope",
@@ -150,7 +48,7 @@ def queries_and_keys(
     def on_key(layer: int) -> Callable[..., None]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
             keys = anatomy.key.read(tensor_of(output), dims)
-            setattr(backbone.attention(layer), _PENDING, receive(layer, waiting.pop(layer), keys))
+            setattr(backbone.attention(layer), PENDING, receive(layer, waiting.pop(layer), keys))
 
         return hook
 
@@ -161,11 +59,11 @@ def queries_and_keys(
         for layer in layers:
             attention = backbone.attention(layer)
             if position == "post_rope":
-                setattr(attention, _ROTATED, rotated(layer))
-                stack.callback(delattr, attention, _ROTATED)
+                setattr(attention, ROTATED, rotated(layer))
+                stack.callback(delattr, attention, ROTATED)
             else:
-                setattr(attention, _PENDING, None)
-                stack.callback(delattr, attention, _PENDING)
+                setattr(attention, PENDING, None)
+                stack.callback(delattr, attention, PENDING)
                 # The query hook comes first: in fused projections both hang on one module.
                 stack.enter_context(forward_hook(backbone.part(layer, anatomy.query.module), on_query(layer)))
                 stack.enter_context(forward_hook(backbone.part(layer, anatomy.key.module), on_key(layer)))
@@ -174,7 +72,7 @@ def queries_and_keys(
 
 @contextmanager
 def extra_channels(
-    backbone: "Backbone",
+    backbone: Backbone,
     layers: list[int],
     channels: Callable[[int, Tensor, Tensor], Channels],
     position: Position = "pre_rope",
@@ -193,7 +91,7 @@ def extra_channels(
 
     def widen_cache(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         cache = kwargs.get(name)
-        return args, kwargs if cache is None else {**kwargs, name: _WideningCache(cache, module)}
+        return args, kwargs if cache is None else {**kwargs, name: WideningCache(cache, module)}
 
     with ExitStack() as stack:
         stack.enter_context(queries_and_keys(backbone, layers, channels, position))
@@ -204,7 +102,7 @@ def extra_channels(
 
 
 @contextmanager
-def last_attention(backbone: "Backbone", receive: Callable[[int, Tensor], None]) -> Iterator[None]:
+def last_attention(backbone: Backbone, receive: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Call ``receive(layer, weights)`` in each forward pass with the last token's attention ``[B, H, S]``.
 
     These are the weights that the fused kernel uses and never returns: extra channels are in them, and keys from a
@@ -213,6 +111,6 @@ def last_attention(backbone: "Backbone", receive: Callable[[int, Tensor], None])
     with ExitStack() as stack:
         for layer in range(backbone.dims.layers):
             attention = backbone.attention(layer)
-            setattr(attention, _WATCHED, partial(receive, layer))
-            stack.callback(delattr, attention, _WATCHED)
+            setattr(attention, WATCHED, partial(receive, layer))
+            stack.callback(delattr, attention, WATCHED)
         yield

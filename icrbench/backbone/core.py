@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from icrbench.backbone.anatomy import anatomy_of, blocks_of, dimensions_of, submodule
-from icrbench.backbone.attention import ATTENTION_NAME, register_attention
+from icrbench.backbone.attention_kernel import ATTENTION_NAME, register_attention
 from icrbench.backbone.batch import Batch
 
 

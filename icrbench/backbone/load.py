@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from icrbench.backbone.anatomy import anatomy_of
 from icrbench.backbone.core import Backbone, Revision
-from icrbench.cache import cache_folder, hash_files
-from icrbench.errors import UserError, unknown
+from icrbench.util.cache import cache_folder, hash_files
+from icrbench.util.errors import UserError, unknown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.json", "*.model", "*.txt")
@@ -24,7 +24,7 @@ WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.json", "*.model", "*.txt")
 
 def known_models() -> dict[str, dict[str, Any]]:
     """The entries of ``models.yaml``."""
-    entries: dict[str, dict[str, Any]] = yaml.safe_load(files("icrbench").joinpath("models.yaml").read_text("utf-8"))
+    entries: dict[str, dict[str, Any]] = yaml.safe_load(files(__package__).joinpath("models.yaml").read_text("utf-8"))
     return entries
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from icrbench.errors import UserError, unknown
+from icrbench.util.errors import UserError, unknown
 
 Columns = Literal["tasks", "roles", "cost", "parameters", "iclness"]
 

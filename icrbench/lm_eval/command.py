@@ -11,9 +11,9 @@ from lm_eval._cli.run import Run
 from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.utils import setup_logging
 
-from icrbench.errors import UserError
-from icrbench.files import write_atomic
 from icrbench.lm_eval.model import ICRBenchLM
+from icrbench.util.errors import UserError
+from icrbench.util.files import write_atomic
 
 DEFAULT_OUT = Path("runs/default")
 
@@ -62,7 +62,7 @@ def evaluate(model: str, method: str | None, out: Path | None, artifact: Path | 
     asked.model_args = {**given, **config.model_args}
     asked.output_path = str(output)
     asked.device = str(lm.device)  # what it is, where lm-eval would write down its own default
-    asked.include_path = config.include_path or str(resources.files("icrbench.lm_eval_tasks"))
+    asked.include_path = config.include_path or str(resources.files("icrbench.lm_eval.example_tasks"))
     asked.use_cache = f"{config.use_cache}-{lm.identity_hash}" if config.use_cache else None
     before = set(output.rglob("results_*.json"))
     with ICRBenchLM.prepared(lm):

@@ -17,14 +17,16 @@ from tqdm import tqdm
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.load import load_backbone
 from icrbench.backbone.memory import activation_bytes, cache_bytes, free_bytes
-from icrbench.environment import code_identity, environment
-from icrbench.errors import UserError, unknown
-from icrbench.fits import FitName
+from icrbench.data.task import DEMONSTRATION_SEPARATOR
 from icrbench.lm_eval.loglikelihood import Answer, Row, answers
 from icrbench.lm_eval.places import places_taken
 from icrbench.lm_eval.requests import query, refuse_second_demonstrations
-from icrbench.method import Artefact, Fitted
-from icrbench.task import DEMONSTRATION_SEPARATOR
+from icrbench.method import Fitted
+from icrbench.run.environment import environment
+from icrbench.run.identity import code_identity
+from icrbench.store.artefact import Artefact
+from icrbench.store.find_fit import FitName
+from icrbench.util.errors import UserError, unknown
 
 # Arguments of lm-eval's own model that keep their meaning here.
 OPTIONS = (

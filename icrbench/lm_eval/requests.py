@@ -5,8 +5,8 @@ from pathlib import Path
 
 from lm_eval import evaluator
 
-from icrbench.errors import UserError
-from icrbench.task import Example, FileSource, Task
+from icrbench.data.task import Example, FileSource, Task
+from icrbench.util.errors import UserError
 
 
 def query(text: str) -> tuple[Task, Example]:

@@ -4,8 +4,8 @@ from typing import Any
 
 from datasets import Dataset, DatasetDict
 
-from icrbench.data import Source, load
-from icrbench.task import Task
+from icrbench.data.sources import Source, load
+from icrbench.data.task import Task
 
 
 def multiple_choice(task: Task, source: Source) -> dict[str, Any]:

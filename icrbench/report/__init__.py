@@ -4,11 +4,12 @@ import gc
 import sys
 from pathlib import Path
 
-from icrbench.files import write_atomic
-from icrbench.report import lm_eval_results, page, render
+from icrbench.report import lm_eval_results, page
 from icrbench.report.leaderboard import Table, leaderboards
 from icrbench.report.lm_eval_results import Value, lm_eval_values
-from icrbench.store import Store
+from icrbench.report.text import render
+from icrbench.store.store import Store
+from icrbench.util.files import write_atomic
 
 
 def write_report(folder: Path, out: Path) -> list[Path]:

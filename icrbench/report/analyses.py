@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from icrbench.errors import UserError
+from icrbench.util.errors import UserError
 
 _T = TypeVar("_T")
 

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from icrbench import stats
-from icrbench.errors import UserError, unknown
-from icrbench.report.grid import Entry, Grid
+from icrbench.report import stats
 from icrbench.report.groups import Group, comparable_groups
 from icrbench.report.leaderboard import task_columns
 from icrbench.report.line import Line, lines
-from icrbench.report.names import display_name, form_notes
-from icrbench.report.numbers import probability, signed, signed_interval
-from icrbench.report.render import (
+from icrbench.report.text.grid import Entry, Grid
+from icrbench.report.text.names import display_name, form_notes
+from icrbench.report.text.numbers import probability, signed, signed_interval
+from icrbench.report.text.render import (
     escape_markdown,
     markdown_grid,
     markdown_notes,
@@ -22,7 +21,8 @@ from icrbench.report.render import (
     terminal_notes,
     terminal_title,
 )
-from icrbench.store import Store
+from icrbench.store.store import Store
+from icrbench.util.errors import UserError, unknown
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from icrbench.report.numbers import MISSING
-from icrbench.store import CellRecord, Result
+from icrbench.report.text.numbers import MISSING
+from icrbench.store.records import CellRecord, Result
 
 COSTS = {
     "fit_seconds": "Fit, s",

@@ -23,13 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from icrbench import stats
-from icrbench.errors import UserError
-from icrbench.files import write_atomic
-from icrbench.progress import bar
+from icrbench.report import stats
 from icrbench.report.groups import Group, comparable_groups
 from icrbench.report.line import Line, lines
-from icrbench.store import CellRecord, Store
+from icrbench.store.records import CellRecord
+from icrbench.store.store import Store
+from icrbench.util.errors import UserError
+from icrbench.util.files import write_atomic
+from icrbench.util.progress import bar
 
 SCHEMA_VERSION = "0.3.0"
 COLLECTION = "icrbench"

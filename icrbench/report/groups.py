@@ -25,9 +25,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
-from icrbench.report.names import display_name
 from icrbench.report.origin import origin
-from icrbench.store import CellRecord
+from icrbench.report.text.names import display_name
+from icrbench.store.records import CellRecord
 
 REFERENCES = {"zero_shot", "few_shot"}
 """What methods are compared with."""

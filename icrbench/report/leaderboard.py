@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from icrbench import stats
+from icrbench.report import stats
 from icrbench.report.groups import Group, comparable_groups
 from icrbench.report.line import Line, lines, pair, summarise
-from icrbench.store import Store
+from icrbench.store.store import Store
 
 ROLES = {"id": "ID", "near_ood": "Near OOD", "far_ood": "Far OOD"}
 AVERAGE = "average"

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from icrbench import stats
-from icrbench.errors import UserError
-from icrbench.index import Answers, Ids
+from icrbench.report import stats
 from icrbench.report.groups import Group
-from icrbench.store import CellRecord, Store
+from icrbench.store.index import Answers, Ids
+from icrbench.store.records import CellRecord
+from icrbench.store.store import Store
+from icrbench.util.errors import UserError
 
 Bits = npt.NDArray[np.bool_]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pandas as pd
 
-from icrbench.errors import UserError
-from icrbench.report.grid import Entry, Grid
-from icrbench.report.names import display_name, form_notes
-from icrbench.report.numbers import MISSING
-from icrbench.report.render import markdown_grid, markdown_notes, terminal_grid, terminal_notes, terminal_title
-from icrbench.store import FOLDERS
+from icrbench.report.text.grid import Entry, Grid
+from icrbench.report.text.names import display_name, form_notes
+from icrbench.report.text.numbers import MISSING
+from icrbench.report.text.render import markdown_grid, markdown_notes, terminal_grid, terminal_notes, terminal_title
+from icrbench.store.store import FOLDERS
+from icrbench.util.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 from icrbench.report.leaderboard import AVERAGE, Row, Table
-from icrbench.report.names import display_name, form_notes
 from icrbench.report.origin import compact, one_line
-from icrbench.store import CellRecord
+from icrbench.report.text.names import display_name, form_notes
+from icrbench.store.records import CellRecord
 
 
 def failures(table: Table) -> dict[str, int]:

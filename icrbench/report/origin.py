@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from icrbench.store import CellRecord
+from icrbench.store.records import CellRecord
 
 
 def origin(records: Sequence[CellRecord]) -> list[tuple[str, str]]:

@@ -6,12 +6,12 @@ Everything is read off the table; no number is computed here.
 from dataclasses import dataclass
 from typing import Literal
 
-from icrbench import stats
+from icrbench.report import stats
 from icrbench.report.groups import REFERENCES
 from icrbench.report.leaderboard import AVERAGE, ROLES, Change, Row, Score, Table
-from icrbench.report.names import display_name
 from icrbench.report.notes import overlap
-from icrbench.report.numbers import probability, signed, signed_interval, tenths
+from icrbench.report.text.names import display_name
+from icrbench.report.text.numbers import probability, signed, signed_interval, tenths
 
 Certainty = Literal["clear", "weak", "noise"]
 WORDS: dict[Certainty, str] = {"clear": "not noise", "weak": "weak evidence", "noise": "may be noise"}

@@ -21,14 +21,14 @@ from torch.nn.functional import normalize
 from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.attention import Position, queries_and_keys
 from icrbench.backbone.prefix import expanded, prefix_cache, shared_prefix
-from icrbench.demonstrations import balanced
-from icrbench.encoder import by_similarity, sentence_encoder
-from icrbench.files import write_atomic
+from icrbench.data.task import Example
 from icrbench.method import Pool
-from icrbench.progress import bar
-from icrbench.prompting import Prompter
 from icrbench.randomness import Randomness
-from icrbench.task import Example
+from icrbench.scoring.prompting import Prompter
+from icrbench.toolkit.demonstrations import balanced
+from icrbench.toolkit.encoder import by_similarity, sentence_encoder
+from icrbench.util.files import write_atomic
+from icrbench.util.progress import bar
 
 from .rollout import rollout_weights
 

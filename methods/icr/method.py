@@ -13,11 +13,11 @@ from torch import Tensor
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.attention import Position
-from icrbench.encoder import sentence_encoder
-from icrbench.errors import UserError, unknown
 from icrbench.method import FitData, Fitted, Method, Pool, Scope, at_least_one, register
-from icrbench.prompting import Prompter
 from icrbench.randomness import Randomness
+from icrbench.scoring.prompting import Prompter
+from icrbench.toolkit.encoder import sentence_encoder
+from icrbench.util.errors import UserError, unknown
 
 from .bases import Bases, Extraction, Pooling, Sampling, icl_bases
 from .directions import principal_directions, random_directions

@@ -7,7 +7,8 @@ from typing import Literal
 from torch import Tensor
 
 from icrbench.backbone import Backbone
-from icrbench.backbone.attention import Channels, Position, extra_channels
+from icrbench.backbone.attention import Position, extra_channels
+from icrbench.backbone.attention_kernel import Channels
 
 RoutingScale = Literal["paper", "attention"]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from icrbench.backbone import Backbone
 from icrbench.backbone.trunk import continue_from
-from icrbench.encoder import sentence_encoder
-from icrbench.progress import bar
+from icrbench.toolkit.encoder import sentence_encoder
+from icrbench.util.progress import bar
 
 from .objective import Weights, terms
 from .router import Router

@@ -21,9 +21,9 @@ from torch import Tensor
 from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.batch import by_length
 from icrbench.backbone.trunk import captured_input, trunk_states
-from icrbench.files import write_atomic
-from icrbench.progress import bar
-from icrbench.prompting import Prompt
+from icrbench.scoring.prompting import Prompt
+from icrbench.util.files import write_atomic
+from icrbench.util.progress import bar
 
 from .objective import entropy
 

@@ -12,13 +12,13 @@ from torch.nn.functional import normalize
 
 from icr_setup import demo_pool
 from icrbench.backbone import Backbone, Batch
-from icrbench.encoder import sentence_encoder
+from icrbench.data.task import Example
 from icrbench.method import Pool
 from icrbench.methods.icr import bases
 from icrbench.methods.icr.bases import Bases, Extraction, icl_bases
-from icrbench.prompting import Prompt, Prompter
 from icrbench.randomness import Randomness
-from icrbench.task import Example
+from icrbench.scoring.prompting import Prompt, Prompter
+from icrbench.toolkit.encoder import sentence_encoder
 from slow_attention import Reference
 from tiny import FAMILIES, tiny_backbone, tokenizer
 

@@ -11,16 +11,18 @@ from torch import Tensor
 from icr_setup import demo_test, pools
 from icrbench.backbone import Backbone, Revision, make_batch
 from icrbench.backbone.reuse import Reused
-from icrbench.encoder import _local_folder, sentence_encoder
-from icrbench.errors import UserError
-from icrbench.method import Artefact, FitData, make_method
+from icrbench.method import FitData
 from icrbench.methods.icr import ICR, ICRFitted
 from icrbench.methods.icr import method as icr_method
 from icrbench.methods.icr.directions import principal_directions
 from icrbench.methods.zero_shot import ZeroShotFitted
-from icrbench.prompting import Prompter
 from icrbench.randomness import Randomness
-from icrbench.scoring import score
+from icrbench.registry import make_method
+from icrbench.scoring.next_token import score
+from icrbench.scoring.prompting import Prompter
+from icrbench.store.artefact import Artefact
+from icrbench.toolkit.encoder import _local_folder, sentence_encoder
+from icrbench.util.errors import UserError
 from slow_attention import Reference, Term
 from tiny import CONFIGS, FAMILIES, tiny_backbone, tokenizer
 
@@ -385,7 +387,7 @@ def test_variants_share_bases_and_trunks(workspace: Path, monkeypatch: pytest.Mo
     """Rank, centring, learning rate, loss weights and layers never run the in-context prompts again."""
     expected = fit(workspace)
     # Another encoder, of another name but the same weights.
-    monkeypatch.setattr("icrbench.encoder._local_folder", lambda _name: MINILM)
+    monkeypatch.setattr("icrbench.toolkit.encoder._local_folder", lambda _name: MINILM)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("in-context prompts were run")

@@ -13,7 +13,7 @@ from icrbench.methods.icr import ICRFitted
 from icrbench.methods.icr.router import Router
 from icrbench.methods.icr.routing import Directions, RoutingScale, routed
 from icrbench.methods.zero_shot import ZeroShotFitted
-from icrbench.scoring import score
+from icrbench.scoring.next_token import score
 from slow_attention import Reference, Term, softmax_scale
 from tiny import FAMILIES, tiny_backbone
 

@@ -8,10 +8,10 @@ import torch
 from icr_setup import training_prompts
 from icrbench.backbone import Backbone, Revision, make_batch
 from icrbench.backbone.trunk import continue_from, trunk_states
-from icrbench.errors import UserError
 from icrbench.methods.icr import trunkstore
 from icrbench.methods.icr.trunkstore import TrainingPrompt, TrunkStore
-from icrbench.prompting import Prompt
+from icrbench.scoring.prompting import Prompt
+from icrbench.util.errors import UserError
 from slow_attention import Reference
 from tiny import FAMILIES, tiny_backbone, tiny_model, tokenizer
 

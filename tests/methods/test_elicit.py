@@ -7,12 +7,12 @@ from torch import Tensor
 
 from icr_setup import demo_test
 from icrbench.backbone import Backbone
-from icrbench.episodes import Episode, Question, Questions
-from icrbench.errors import UserError
-from icrbench.layer_vector import LayerVector
+from icrbench.data.find_tasks import load_tasks
 from icrbench.methods.elicit import Elicit, ElicitFitted
 from icrbench.methods.task_vector import TaskVectorFitted
-from icrbench.task import load_tasks
+from icrbench.toolkit.episodes import Episode, Question, Questions
+from icrbench.toolkit.layer_vector import LayerVector
+from icrbench.util.errors import UserError
 from method_setup import Slow, asked, fit, logits, zero_shot_questions
 from tiny import FAMILIES, LAYERS, tiny_backbone
 

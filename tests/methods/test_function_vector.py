@@ -10,13 +10,13 @@ from torch import Tensor
 from icr_setup import pools
 from icrbench.backbone import Backbone
 from icrbench.backbone.sites import Site
-from icrbench.episodes import Episode, Labelled, Question, Questions
-from icrbench.errors import UserError
+from icrbench.data.find_tasks import load_tasks
 from icrbench.method import FitData
 from icrbench.methods.function_vector import FunctionVector, contributions, indirect_effects
 from icrbench.randomness import Randomness
-from icrbench.reading import last_token_vectors
-from icrbench.task import load_tasks
+from icrbench.toolkit.episodes import Episode, Labelled, Question, Questions
+from icrbench.toolkit.reading import last_token_vectors
+from icrbench.util.errors import UserError
 from method_setup import Slow, fit, logits, zero_shot_questions
 from tiny import FAMILIES, LAYERS, tiny_backbone
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from icr_setup import some_batch
 from icrbench.backbone import Backbone, make_batch
-from icrbench.errors import UserError
-from icrbench.method import make_method
 from icrbench.methods.hificl import HiFICL, HiFICLFitted
+from icrbench.registry import make_method
+from icrbench.util.errors import UserError
 from method_setup import DOMAINS, DTYPES, fit, logits, zero_shot_questions
 from slow_attention import softmax_scale
 from slow_heads import assert_heads

@@ -10,11 +10,12 @@ from torch.nn.functional import cross_entropy
 
 from icr_setup import demo_pool, pools
 from icrbench.backbone import Backbone
-from icrbench.episodes import Episodes, Labelled
-from icrbench.errors import UserError
-from icrbench.method import FitData, make_method
+from icrbench.method import FitData
 from icrbench.methods.i2cl import I2CL, I2CLFitted, _injection, context_vectors
 from icrbench.randomness import Randomness
+from icrbench.registry import make_method
+from icrbench.toolkit.episodes import Episodes, Labelled
+from icrbench.util.errors import UserError
 from method_setup import DOMAINS, DTYPES, Slow, fit, logits, zero_shot_questions
 from tiny import FAMILIES, LAYERS, tiny_backbone
 

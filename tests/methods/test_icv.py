@@ -9,11 +9,12 @@ from torch import Tensor
 
 from icr_setup import pools
 from icrbench.backbone import Backbone
-from icrbench.episodes import Episodes, Labelled, Questions
-from icrbench.errors import UserError
-from icrbench.method import FitData, make_method
+from icrbench.method import FitData
 from icrbench.methods.icv import STRENGTHS, ICVFitted, _turned, shift, states
 from icrbench.randomness import Randomness
+from icrbench.registry import make_method
+from icrbench.toolkit.episodes import Episodes, Labelled, Questions
+from icrbench.util.errors import UserError
 from method_setup import DOMAINS, DTYPES, Slow, fit, logits, zero_shot_questions
 from tiny import FAMILIES, LAYERS, tiny_backbone
 

@@ -12,14 +12,17 @@ from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.attention import queries_and_keys
 from icrbench.backbone.sites import Site, captured
 from icrbench.backbone.virtual import Virtual, virtual_tokens
-from icrbench.episodes import Labelled
-from icrbench.errors import UserError
-from icrbench.method import Artefact, FitData, make_method
+from icrbench.data.find_tasks import load_tasks
+from icrbench.data.task import Task
+from icrbench.method import FitData
 from icrbench.methods.label_anchor import Demonstrations, LabelAnchor, LabelAnchorFitted
-from icrbench.prompting import Prompter
 from icrbench.randomness import Randomness
-from icrbench.scoring import ScoringOptions, score
-from icrbench.task import Task, load_tasks
+from icrbench.registry import make_method
+from icrbench.scoring.next_token import ScoringOptions, score
+from icrbench.scoring.prompting import Prompter
+from icrbench.store.artefact import Artefact
+from icrbench.toolkit.episodes import Labelled
+from icrbench.util.errors import UserError
 from tiny import FAMILIES, tiny_backbone, tokenizer
 
 TASKS = load_tasks()

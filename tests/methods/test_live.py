@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from icrbench.backbone import Backbone
-from icrbench.distillation import Lesson, attempt
-from icrbench.errors import UserError
-from icrbench.method import make_method
 from icrbench.methods.live import LIVE, LIVEFitted, _turned
+from icrbench.registry import make_method
+from icrbench.toolkit.distillation import Lesson, attempt
+from icrbench.util.errors import UserError
 from method_setup import (
     DOMAINS,
     DTYPES,

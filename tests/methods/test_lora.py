@@ -8,12 +8,14 @@ from transformers import Cache
 
 from icr_setup import demo_test, pools, some_batch
 from icrbench.backbone import Backbone
-from icrbench.errors import UserError
-from icrbench.method import Artefact, FitData, make_method
+from icrbench.data.find_tasks import load_tasks
+from icrbench.method import FitData
 from icrbench.methods.lora import HEAD, LoRA, LoRAFitted
 from icrbench.randomness import Randomness
-from icrbench.scoring import ScoringOptions, score
-from icrbench.task import load_tasks
+from icrbench.registry import make_method
+from icrbench.scoring.next_token import ScoringOptions, score
+from icrbench.store.artefact import Artefact
+from icrbench.util.errors import UserError
 from tiny import FAMILIES, tiny_backbone, tiny_model
 
 QUICK: dict[str, Any] = {"per_class": 2, "epochs": 2, "learning_rate": 0.01, "rank": 2}

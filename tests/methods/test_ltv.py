@@ -10,11 +10,12 @@ from torch import Tensor
 from icr_setup import demo_pool, pools
 from icrbench.backbone import Backbone
 from icrbench.backbone.batch import make_batch
-from icrbench.episodes import Episode, Question, Questions, shares
-from icrbench.errors import UserError
-from icrbench.method import FitData, make_method
+from icrbench.method import FitData
 from icrbench.methods.ltv import LTVFitted, ridge_map
-from icrbench.reading import last_token_vectors
+from icrbench.registry import make_method
+from icrbench.toolkit.episodes import Episode, Question, Questions, shares
+from icrbench.toolkit.reading import last_token_vectors
+from icrbench.util.errors import UserError
 from method_setup import DOMAINS, DTYPES, Slow, fit, logits, zero_shot_questions
 from tiny import FAMILIES, LAYERS, tiny_backbone
 

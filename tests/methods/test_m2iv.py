@@ -8,8 +8,8 @@ from torch import Tensor
 
 from icrbench.backbone import Backbone
 from icrbench.backbone.sites import Site
-from icrbench.distillation import attempt
 from icrbench.methods.m2iv import M2IV, M2IVFitted, synergy
+from icrbench.toolkit.distillation import attempt
 from method_setup import (
     DOMAINS,
     DTYPES,

@@ -9,10 +9,10 @@ from transformers import DynamicCache
 
 from icr_setup import some_batch
 from icrbench.backbone import Backbone, Batch, make_batch
+from icrbench.backbone.head_outputs import changed_heads
 from icrbench.backbone.sites import Site, captured
-from icrbench.distillation import attempt
-from icrbench.head_outputs import changed_heads
 from icrbench.methods.mimic import MimIC, MimICFitted
+from icrbench.toolkit.distillation import attempt
 from method_setup import (
     DOMAINS,
     DTYPES,

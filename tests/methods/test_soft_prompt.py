@@ -7,12 +7,14 @@ from torch import Tensor
 
 from icr_setup import demo_test, pools, some_batch
 from icrbench.backbone import Backbone, make_batch
-from icrbench.errors import UserError
-from icrbench.method import Artefact, FitData, make_method
+from icrbench.data.find_tasks import load_tasks
+from icrbench.method import FitData
 from icrbench.methods.soft_prompt import SoftPrompt, SoftPromptFitted
 from icrbench.randomness import Randomness
-from icrbench.scoring import ScoringOptions, score
-from icrbench.task import load_tasks
+from icrbench.registry import make_method
+from icrbench.scoring.next_token import ScoringOptions, score
+from icrbench.store.artefact import Artefact
+from icrbench.util.errors import UserError
 from tiny import FAMILIES, tiny_backbone
 
 QUICK: dict[str, Any] = {"per_class": 2, "epochs": 3}

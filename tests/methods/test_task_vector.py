@@ -7,13 +7,13 @@ from torch import Tensor
 from icr_setup import demo_test, pools
 from icrbench.backbone import Backbone, make_batch
 from icrbench.backbone.sites import Site, captured
-from icrbench.episodes import Episode, Episodes, Labelled, Question, Questions
-from icrbench.errors import UserError
+from icrbench.data.find_tasks import load_tasks
 from icrbench.method import FitData
 from icrbench.methods.task_vector import TaskVector, TaskVectorFitted
 from icrbench.randomness import Randomness
-from icrbench.selection import accuracies
-from icrbench.task import load_tasks
+from icrbench.toolkit.episodes import Episode, Episodes, Labelled, Question, Questions
+from icrbench.toolkit.selection import accuracies
+from icrbench.util.errors import UserError
 from method_setup import asked
 from tiny import FAMILIES, LAYERS, tiny_backbone
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from icrbench.errors import UserError
 from icrbench.report.figures import accuracy, latency, routing, theory
 from icrbench.report.figures.sources import Routing, latencies, routings, theories
 from icrbench.report.figures.style import ENDINGS, save, styled
 from icrbench.report.groups import Group
 from icrbench.report.leaderboard import leaderboards
-from icrbench.store import Store
+from icrbench.store.store import Store
+from icrbench.util.errors import UserError
 
 _ROUTING: dict[str, Callable[[Routing], Figure]] = {
     "layer-importance": routing.layer_importance,

@@ -27,8 +27,8 @@ from icrbench.report.figures.style import (
     short,
 )
 from icrbench.report.leaderboard import AVERAGE, Column, Score, Table
-from icrbench.report.names import display_name
-from icrbench.store import CellRecord
+from icrbench.report.text.names import display_name
+from icrbench.store.records import CellRecord
 
 _COSTS: dict[str, Callable[[Any], float | None]] = {
     "numbers kept (cached parameters)": lambda result: result["cached_parameters"],

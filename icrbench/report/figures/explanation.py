@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from icrbench.errors import UserError
 from icrbench.report.figures.style import (
     DIVERGING,
     ENDINGS,
@@ -20,7 +19,8 @@ from icrbench.report.figures.style import (
     save,
     styled,
 )
-from icrbench.report.names import display_name
+from icrbench.report.text.names import display_name
+from icrbench.util.errors import UserError
 
 
 def check_ending(path: Path) -> None:

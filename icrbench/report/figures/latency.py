@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from icrbench.report.figures.sources import Latency
 from icrbench.report.figures.style import LINE, headline, label_ends, logarithmic, mark, new_figure
-from icrbench.report.names import display_name
+from icrbench.report.text.names import display_name
 
 
 def latency(found: Latency) -> Figure:

@@ -12,7 +12,7 @@ from scipy.stats import rankdata
 
 from icrbench.report.figures.sources import Floats, Routing
 from icrbench.report.figures.style import DIVERGING, GREY, PALETTE, SEQUENTIAL, headline, new_figure
-from icrbench.report.names import display_name
+from icrbench.report.text.names import display_name
 
 NUMBERS_FIT = 12  # columns of a heat map whose cells have room for two digits
 

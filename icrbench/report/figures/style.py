@@ -21,7 +21,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from matplotlib.transforms import offset_copy
 from scipy.optimize import isotonic_regression
 
-from icrbench.files import write_atomic
+from icrbench.util.files import write_atomic
 
 WIDTH = 3.4  # inches, one column
 WIDE = 7.0  # both columns and the gap between

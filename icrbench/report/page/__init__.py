@@ -22,7 +22,7 @@ from icrbench.report.lm_eval_results import Value
 from icrbench.report.page.data import cost, table_data
 from icrbench.report.page.examples import packed
 from icrbench.report.verdict import WORDS, verdict
-from icrbench.store import Store
+from icrbench.store.store import Store
 
 _FOLDER = Path(__file__).parent
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from icrbench.report.leaderboard import ROLES, Change, Column, Row, Score, Table
-from icrbench.report.names import display_name
 from icrbench.report.notes import failures, notes
-from icrbench.report.numbers import probability, tenths
 from icrbench.report.origin import origin
+from icrbench.report.stats import Comparison, Interval
+from icrbench.report.text.names import display_name
+from icrbench.report.text.numbers import probability, tenths
 from icrbench.report.verdict import certainty
-from icrbench.stats import Comparison, Interval
-from icrbench.store import CellRecord
+from icrbench.store.records import CellRecord
 
 # Facts of a row that the verdict shows, too.
 _FIT, _CACHED, _PROMPT = "Time of one fit", "Cached parameters", "Prompt tokens an example"

@@ -14,9 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from icrbench.errors import UserError
 from icrbench.report.leaderboard import Table
-from icrbench.store import CellRecord, Store
+from icrbench.store.records import CellRecord
+from icrbench.store.store import Store
+from icrbench.util.errors import UserError
 
 MOST_CELLS = 1_000
 MOST_PREDICTIONS = 3_000_000

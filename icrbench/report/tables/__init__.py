@@ -7,10 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from icrbench import spec
-from icrbench.errors import UserError
+from icrbench import method_spec
 from icrbench.experiments import Experiment, get_experiments
-from icrbench.files import write_atomic
 from icrbench.report.groups import Group, comparable_groups
 from icrbench.report.tables import sheet
 from icrbench.report.tables.accuracy import accuracy_sheet
@@ -19,7 +17,9 @@ from icrbench.report.tables.iclness import iclness_sheets
 from icrbench.report.tables.paper import comparison_sheets
 from icrbench.report.tables.selection import Selection, fullest, select
 from icrbench.report.tables.sheet import Sheet
-from icrbench.store import Store
+from icrbench.store.store import Store
+from icrbench.util.errors import UserError
+from icrbench.util.files import write_atomic
 
 
 def write_tables(folder: Path, out: Path, names: str, settings: Sequence[str], *, compare: bool) -> list[Path]:
@@ -35,7 +35,7 @@ def write_tables(folder: Path, out: Path, names: str, settings: Sequence[str], *
     Raises:
         UserError: for an unknown name, a folder without results, a damaged file, or nothing to write.
     """
-    store, common = Store(folder), spec.settings(settings)
+    store, common = Store(folder), method_spec.settings(settings)
     groups = comparable_groups(store.records())
     made: list[tuple[str, str, list[Sheet]]] = []
     no_analysis = ""

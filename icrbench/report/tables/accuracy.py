@@ -2,17 +2,17 @@
 
 from dataclasses import replace
 
-from icrbench import spec
+from icrbench import method_spec
+from icrbench.data.find_tasks import get_tasks
 from icrbench.experiments import Experiment
-from icrbench.report.grid import Entry, Grid
 from icrbench.report.leaderboard import AVERAGE, PAPER, ROLES, Column, Row, Score, Table, accuracies
 from icrbench.report.notes import failures, notes
-from icrbench.report.numbers import MISSING
-from icrbench.report.render import accuracy
 from icrbench.report.tables.selection import Selection, place, row_notes
 from icrbench.report.tables.sheet import Sheet
-from icrbench.store import Store
-from icrbench.task import get_tasks
+from icrbench.report.text.grid import Entry, Grid
+from icrbench.report.text.numbers import MISSING
+from icrbench.report.text.render import accuracy
+from icrbench.store.store import Store
 
 
 def accuracy_table(selection: Selection, store: Store) -> Table:
@@ -25,7 +25,7 @@ def accuracy_table(selection: Selection, store: Store) -> Table:
     return Table(
         replace(selection.group, records=records),
         columns,
-        tuple(rows.get(label) or Row(label, spec.split(label)[0], 0, none, None) for _, label in selection.rows),
+        tuple(rows.get(label) or Row(label, method_spec.split(label)[0], 0, none, None) for _, label in selection.rows),
     )
 
 

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from statistics import mean
 
+from icrbench.data.find_tasks import get_tasks
 from icrbench.report import costs as shared
 from icrbench.report.costs import cached, cost_text, spread
-from icrbench.report.grid import Entry, Grid
-from icrbench.report.numbers import MISSING
 from icrbench.report.origin import origin
 from icrbench.report.tables.selection import Selection, place, row_notes
 from icrbench.report.tables.sheet import Sheet
-from icrbench.store import CellRecord
-from icrbench.task import get_tasks
+from icrbench.report.text.grid import Entry, Grid
+from icrbench.report.text.numbers import MISSING
+from icrbench.store.records import CellRecord
 
 _COST = {
     "fit_seconds": "Fit, s",

@@ -7,9 +7,9 @@ from typing import Any
 
 from icrbench.experiments import Experiment
 from icrbench.report.analyses import read_analyses
-from icrbench.report.grid import Entry, Grid
-from icrbench.report.names import display_name, form_notes
 from icrbench.report.tables.sheet import Sheet
+from icrbench.report.text.grid import Entry, Grid
+from icrbench.report.text.names import display_name, form_notes
 
 TOP = 50
 _NOTE = (

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from decimal import Decimal
 from statistics import mean
 
-from icrbench import spec
+from icrbench import method_spec
 from icrbench.experiments import ExperimentRow
 from icrbench.report.costs import spread
-from icrbench.report.grid import Entry, Grid
 from icrbench.report.leaderboard import AVERAGE, Column, Row
-from icrbench.report.numbers import MISSING
 from icrbench.report.published import (
     SOURCE,
     WITH_ZERO_SHOT,
@@ -25,7 +23,9 @@ from icrbench.report.tables.accuracy import accuracy_table
 from icrbench.report.tables.cost import costs, parameters
 from icrbench.report.tables.selection import Selection, place
 from icrbench.report.tables.sheet import Sheet
-from icrbench.store import Store
+from icrbench.report.text.grid import Entry, Grid
+from icrbench.report.text.numbers import MISSING
+from icrbench.store.store import Store
 
 _FLAG = " †"
 _HOURS = "V100 GPU hours, extraction plus training; baselines averaged per task"
@@ -87,7 +87,7 @@ def _accuracy_sheet(selection: Selection, store: Store, model: str) -> Sheet:
 
 
 def _published(selection: Selection, row: ExperimentRow, model: str) -> PublishedRow | None:
-    name, _ = spec.split(row.method)
+    name, _ = method_spec.split(row.method)
     own = find(selection.experiment.published, model, name, row.setting)
     # What a table leaves out because the main ones have it.
     return own or (None if row.setting else find(WITH_ZERO_SHOT, model, name))
@@ -163,7 +163,7 @@ def _cost_sheet(selection: Selection) -> Sheet:
     """The paper's hours were of another processor: what compares is each method with ICR."""
     hours: list[tuple[Decimal | None, Decimal | None]] = []
     for row, label in selection.rows:
-        theirs = find(selection.experiment.published, "Llama2-7B", spec.split(row.method)[0], _HOURS)
+        theirs = find(selection.experiment.published, "Llama2-7B", method_spec.split(row.method)[0], _HOURS)
         seconds = costs(selection, label)["fit_seconds"]
         hours.append(
             (theirs.number("gpu_hours") if theirs else None, None if seconds is None else Decimal(seconds) / 3600)
@@ -192,7 +192,7 @@ def _cost_sheet(selection: Selection) -> Sheet:
 def _parameter_sheet(selection: Selection) -> Sheet:
     entries, lines = [], []
     for row, label in selection.rows:
-        paper = find(selection.experiment.published, "any", spec.split(row.method)[0], _FORMULA)
+        paper = find(selection.experiment.published, "any", method_spec.split(row.method)[0], _FORMULA)
         theirs = paper.printed["cached_parameters"] if paper else None
         cached, formula = parameters(selection, label)
         entries.append(tuple(map(Entry, (row.name, theirs or MISSING, formula or MISSING, spread(cached)))))

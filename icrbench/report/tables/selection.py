@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from icrbench import spec
+from icrbench import method_spec
 from icrbench.experiments import Experiment, ExperimentRow
 from icrbench.report.groups import Group
-from icrbench.report.names import form_notes
-from icrbench.store import CellRecord
+from icrbench.report.text.names import form_notes
+from icrbench.store.records import CellRecord
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,15 @@ def fullest(selections: Sequence[Selection]) -> list[Selection]:
 
 
 def _label(text: str, there: Mapping[str, CellRecord], settings: Mapping[str, Mapping[str, str]]) -> str:
-    name, pairs = spec.split(text)
+    name, pairs = method_spec.split(text)
     common = settings.get(name, {})
-    exact = spec.label(name, {**common, **pairs})
-    plain = there.get(spec.label(name, common))
+    exact = method_spec.label(name, {**common, **pairs})
+    plain = there.get(method_spec.label(name, common))
     if exact in there or plain is None:
         return exact
     values: dict[str, Any] = plain["identity"].get("method", {}).get("hyperparameters", {})
     changed = {key: value for key, value in pairs.items() if key not in values or not _same(value, values[key])}
-    return spec.label(name, {**common, **changed})
+    return method_spec.label(name, {**common, **changed})
 
 
 def _same(text: str, value: Any) -> bool:

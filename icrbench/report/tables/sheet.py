@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from icrbench.report.grid import Grid, blocks
-from icrbench.report.latex import PREAMBLE, escape_latex, floats, latex_sentence
-from icrbench.report.render import (
+from icrbench.report.text.grid import Grid, blocks
+from icrbench.report.text.latex import PREAMBLE, escape_latex, floats, latex_sentence
+from icrbench.report.text.render import (
     TERMINAL,
     markdown_grid,
     markdown_notes,

@@ -1,0 +1,191 @@
+"""Rows of a data file, and the `Example` each becomes."""
+
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from icrbench.data.task import CHOICES_FIELD, LETTERS_FIELD, Example, Task
+from icrbench.util.errors import UserError
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one split as they stand in their source."""
+
+    source: str
+    """What an error calls the source: a path, or the hub's name for it."""
+    unit: str
+    """What an error calls a row: ``line`` or ``row``; both are counted from 1."""
+    rows: tuple[tuple[int, Row], ...]
+    """Each row with its number, counted from 0."""
+    sha256: str
+    """Of the file's bytes; for hub data, of the rows as canonical JSON."""
+
+    def place(self, number: int) -> str:
+        """Where a row stands, for an error."""
+        return f"{self.source}, {self.unit} {number + 1}"
+
+
+def read_rows(path: Path) -> Rows:
+    """Read a ``.jsonl`` or ``.parquet`` file.
+
+    JSON lines are UTF-8 and end at a line feed alone: texts may hold other line separators (U+0085, U+2028).
+
+    Raises:
+        UserError: if the file cannot be read, is cut off, or a line is not a JSON object.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}): check the path.") from error
+    if path.suffix not in {".jsonl", ".parquet"}:
+        raise UserError(f"{path}: data files end in .jsonl or .parquet: convert or rename it.")
+    digest = hashlib.sha256(content).hexdigest()
+    if path.suffix == ".parquet":
+        return Rows(str(path), "row", tuple(enumerate(_parquet(path, content))), digest)
+    return Rows(str(path), "line", tuple(_json_lines(path, content)), digest)
+
+
+def canonical_rows(source: str, rows: Sequence[Row]) -> Rows:
+    """Rows that come from no file; their hash is that of one sorted, compact JSON object a line."""
+    digest = hashlib.sha256()
+    for row in rows:
+        line = json.dumps(row, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str)
+        digest.update(line.encode() + b"\n")
+    return Rows(source, "row", tuple(enumerate(rows)), digest.hexdigest())
+
+
+def to_examples(task: Task, split: str, rows: Rows) -> tuple[Example, ...]:
+    """Turn every row of a split into an example of ``task``.
+
+    Raises:
+        UserError: naming the source, the row and the field, if a column is missing (with the columns that are
+            there), a value is no text, or a label is not among the options; also if there is no row.
+    """
+    if not rows.rows:
+        raise UserError(f"{rows.source} has no rows: put the {split} rows of '{task.name}' there.")
+    return tuple(_example(task, split, rows.place(number), number, row) for number, row in rows.rows)
+
+
+def content_hash(texts: Iterable[str], choices: Iterable[str]) -> str:
+    """Hash of the content of a row: case, white space and the order of the choices make no difference."""
+
+    def normal(text: str) -> str:
+        return " ".join(text.lower().split())
+
+    content = json.dumps([[normal(text) for text in texts], sorted(normal(choice) for choice in choices)])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _example(task: Task, split: str, place: str, number: int, row: Row) -> Example:
+    fields = {name: _text(_column(row, column, place), column, place) for name, column in task.fields.items()}
+    choices = _row_choices(task, place, row)
+    identity = content_hash(fields.values(), choices)
+    options = task.options
+    if task.choices is not None:
+        options = task.options[: len(choices)]
+        lettered = zip(options, choices, strict=True)
+        fields[CHOICES_FIELD] = "\n".join(f"{letter}. {choice}" for letter, choice in lettered)
+        fields[LETTERS_FIELD] = "/".join(options)
+    return Example(
+        id=f"{task.name}/{split}/{number}",
+        fields=fields,
+        options=options,
+        label=_label(task, place, row, len(options)),
+        content_hash=identity,
+    )
+
+
+def _row_choices(task: Task, place: str, row: Row) -> list[str]:
+    if task.choices is None:
+        return []
+    if isinstance(task.choices, tuple):
+        return [_text(_column(row, column, place), column, place) for column in task.choices]
+    choices = [_text(item, task.choices, place) for item in _list(row, task.choices, place)]
+    if not 2 <= len(choices) <= len(task.options):
+        raise UserError(f"{place}, field '{task.choices}': has {len(choices)} choices, not 2 to {len(task.options)}.")
+    return choices
+
+
+def _label(task: Task, place: str, row: Row, n_options: int) -> int:
+    value = _column(row, task.label_column, place)
+    if isinstance(task.label_values, str):
+        # The answer is given by name ("C", in some rows of ARC "3"); its position among the names counts.
+        known = _list(row, task.label_values, place)
+        if len(known) != n_options:
+            raise UserError(f"{place}, field '{task.label_values}': names {len(known)} of {n_options} choices.")
+    else:
+        known = list(task.label_values)[:n_options]
+    found = [index for index, name in enumerate(known) if type(name) is type(value) and name == value]
+    if len(found) != 1:
+        problem = "is named twice" if found else "is not"
+        raise UserError(
+            f"{place}, field '{task.label_column}': label {value!r} {problem} among "
+            f"{', '.join(map(repr, known))}: correct it (hidden test labels, often -1, cannot be scored)."
+        )
+    return found[0]
+
+
+def _column(row: Row, path: str, place: str) -> Any:
+    """The value at a column or, through nested objects, at a dotted path."""
+    value: Any = row
+    if path in row:
+        return row[path]
+    for part in path.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            there = ", ".join(map(str, row)) or "none"
+            raise UserError(f"{place}: column '{path}' is missing; the columns there are: {there}.")
+        value = value[part]
+    return value
+
+
+def _list(row: Row, path: str, place: str) -> list[Any]:
+    value = _column(row, path, place)
+    if not isinstance(value, list):
+        raise UserError(f"{place}, field '{path}': must be a list, but is {value!r}.")
+    return value
+
+
+def _text(value: Any, path: str, place: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UserError(f"{place}, field '{path}': must be text, but is {value!r}.")
+    text = str(value).strip()  # white space around a field is the template's to decide
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair, which no tokenizer takes
+        raise UserError(f"{place}, field '{path}': holds half a character ({error.reason}): correct it.") from error
+    return text
+
+
+def _json_lines(path: Path, content: bytes) -> Iterable[tuple[int, Row]]:
+    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n")):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.decode())
+        except (ValueError, RecursionError) as error:
+            problem = "not UTF-8" if isinstance(error, UnicodeDecodeError) else "not a whole JSON object"
+            raise UserError(
+                f"{path}, line {number + 1}: is {problem} ({error}): correct it, or copy the file again."
+            ) from error
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, line {number + 1}: must be a JSON object, but is {line[:40].decode()!r}.")
+        yield number, row
+
+
+def _parquet(path: Path, content: bytes) -> list[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(content)).to_pylist()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path} is no whole parquet file ({problem}): is it cut off? Copy it again.") from error
+    return rows

@@ -1,0 +1,111 @@
+"""Tasks and their examples: the text a model reads, and the registry of the YAML files that define it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Role = Literal["id", "near_ood", "far_ood"]
+ROLES: tuple[Role, ...] = ("id", "near_ood", "far_ood")
+
+DEMONSTRATION_SEPARATOR = "\n"
+"""What stands between two demonstrations, and between the last one and the query."""
+
+CHOICES_FIELD = "choices"
+"""Template field of a multiple-choice task: its answers, one a line, as ``A. first``."""
+
+LETTERS_FIELD = "letters"
+"""Template field of a multiple-choice task: the letters of its answers, as ``A/B/C``."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row of a split, ready to be put into its task's template."""
+
+    id: str
+    """``sst2/test/17``: task, split and row number, counted from 0 in the source file."""
+    fields: Mapping[str, str] = field(hash=False)
+    """The template's fields; for multiple choice also ``choices`` and ``letters``."""
+    options: tuple[str, ...]
+    """The answers to choose from, as the model is to write them."""
+    label: int
+    """Index of the right answer in ``options``."""
+    content_hash: str
+    """16 hex digits of the normalised content; equal for the same text in another row, split or task."""
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A dataset on the Hugging Face Hub."""
+
+    id: str
+    config: str | None
+    revision: str
+    train: str
+    """Name of the split used as train."""
+    test: str
+    """Name of the split used as test."""
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Two files of the user's own, ``.jsonl`` or ``.parquet``."""
+
+    train: Path
+    test: Path
+
+
+@dataclass(frozen=True)
+class Task:
+    """A dataset, the question asked about each row and the answers allowed; see ``tasks/*.yaml``."""
+
+    name: str
+    title: str
+    role: Role
+    version: int
+    """Raised whenever the template, the options or the data change: results of two versions never meet."""
+    license: str
+    citation: str
+    template: str
+    options: tuple[str, ...]
+    """For multiple choice the letters, of which a row uses as many as it has answers."""
+    fields: Mapping[str, str] = field(hash=False)
+    """Template field -> column of the data (dotted path)."""
+    choices: tuple[str, ...] | str | None
+    """Multiple choice: the columns of the answers, or the one column that lists them (dotted path)."""
+    label_column: str
+    label_values: tuple[int | str | bool, ...] | str
+    """Label values in the order of the options, or the column that lists the row's own (dotted path)."""
+    source: HubSource | FileSource
+    note: str | None = None
+
+    @property
+    def max_options(self) -> int:
+        """The number of classes, for balanced sampling: the most options a row can have."""
+        return len(self.options)
+
+    def prompt(self, example: Example) -> str:
+        """The zero-shot text; it ends with the answer cue (``Sentiment:``) and no white space."""
+        return self.template.format_map(example.fields).rstrip()
+
+    def answer(self, example: Example) -> str:
+        """The right option's text."""
+        return example.options[example.label]
+
+    def demonstration(self, example: Example) -> str:
+        """The prompt followed by its right answer."""
+        return f"{self.prompt(example)} {self.answer(example)}"
+
+    def identity(self) -> dict[str, Any]:
+        """All that can change a result, as JSON values; the data has its own hash (`data.Provenance`)."""
+        return {
+            "name": self.name,
+            "role": self.role,
+            "version": self.version,
+            "template": self.template,
+            "options": list(self.options),
+            "fields": dict(self.fields),
+            "choices": list(self.choices) if isinstance(self.choices, tuple) else self.choices,
+            "label_column": self.label_column,
+            "label_values": list(self.label_values) if isinstance(self.label_values, tuple) else self.label_values,
+        }

@@ -1,0 +1,1 @@
+"""What reports write: grids, numbers, names, LaTeX."""

@@ -1,0 +1,234 @@
+"""A leaderboard as Markdown, LaTeX (booktabs), CSV, or on the terminal.
+
+Each table is shown as three grids, so that none is wider than a page: averages with the comparison to
+zero-shot, accuracy by task, and the 95 % intervals; in Markdown a fourth says what the methods cost. The
+renderers only differ in how they write a grid.
+"""
+
+import io
+import textwrap
+from collections.abc import Sequence
+from csv import DictWriter
+from dataclasses import replace
+
+from tabulate import tabulate
+
+from icrbench.report.costs import COST_NOTE, COSTS, cached, cost_text, costs, spread
+from icrbench.report.leaderboard import AVERAGE, Change, Column, Row, Score, Table
+from icrbench.report.notes import failures, notes
+from icrbench.report.text.grid import Entry, Grid, blocks
+from icrbench.report.text.latex import PREAMBLE, escape_latex, floats, latex_sentence
+from icrbench.report.text.names import display_name
+from icrbench.report.text.numbers import MISSING, probability, signed, signed_interval
+
+TERMINAL = 110  # characters of a line
+_BOLD = "\033[1m{}\033[0m"
+_TERMINAL = ("{}", _BOLD, "\033[4m{}\033[0m")
+
+
+def grids(table: Table) -> list[Grid]:
+    """The three views of a table, the same for every output."""
+    tasks = [column for column in table.columns if not column.is_average]
+    averages = [column for column in table.columns if column.is_average]
+    numbers = failures(table)
+    plain = [table.group.variants_of] if table.group.variants_of else []
+    summary = tuple(
+        (
+            Entry(display_name(row.label)),
+            *(Entry(accuracy(row, column, numbers), table.rank(column.name, row)) for column in averages),
+            Entry("" if row.collapse is None else str(row.collapse)),
+            Entry(_versus(row.scores[AVERAGE])),
+            *(Entry(_versus(row.change)) for _ in plain),
+        )
+        for row in table.rows
+    )
+    by_task = tuple(
+        (
+            Entry(display_name(row.label)),
+            *(Entry(accuracy(row, column, numbers), table.rank(column.name, row)) for column in tasks),
+        )
+        for row in table.rows
+    )
+    intervals = tuple(
+        (
+            Entry(display_name(row.label)),
+            *(Entry(_interval(row.scores[column.name])) for column in (*tasks, averages[-1])),
+        )
+        for row in table.rows
+    )
+    names = tuple(column.name for column in tasks)
+    against = [f"vs {display_name(label)} [95 %] p" for label in ("zero-shot", *plain)]
+    return [
+        Grid("Averages", ("method", *(c.title for c in averages), "Collapse", *against), summary),
+        Grid("Accuracy by task", ("method", *names), by_task),
+        Grid("95 % intervals", ("method", *names, "Average"), intervals),
+    ]
+
+
+def cost_grid(table: Table) -> Grid:
+    """What every row of a leaderboard costs."""
+    by_label = table.group.by_label()
+    rows = []
+    for row in table.rows:
+        own = by_label[row.label]
+        numbers, formula = cached(own)
+        found = costs(own)
+        rows.append(
+            (
+                Entry(display_name(row.label)),
+                Entry(spread(numbers)),
+                Entry(formula or MISSING),
+                *(Entry(cost_text(name, found[name])) for name in COSTS),
+            )
+        )
+    return Grid("What it costs", ("method", "Cached", "Formula", *COSTS.values()), tuple(rows))
+
+
+def markdown(tables: Sequence[Table]) -> str:
+    """All tables as GitHub Markdown."""
+    parts = ["# Leaderboard"]
+    for table in tables:
+        parts.append(f"## {table.group.title}")
+        for grid in [*grids(table), cost_grid(table)]:
+            parts += [f"### {grid.title}", markdown_grid(grid)]
+        parts += markdown_notes([*notes(table), COST_NOTE], table.group.origin)
+    return "\n\n".join(parts) + "\n"
+
+
+def latex(tables: Sequence[Table]) -> str:
+    r"""All tables as LaTeX floats, each followed by its notes; the document needs ``\usepackage{booktabs}``."""
+    parts = [PREAMBLE]
+    for table in tables:
+        parts += [f"% {table.group.title}", *(f"% {name}: {value}" for name, value in table.group.origin)]
+        for grid in grids(table):
+            parts += floats(grid, f"{escape_latex(table.group.title)}. {escape_latex(grid.title)}")
+        words = " ".join(map(latex_sentence, notes(table)))
+        parts += [rf"{{\scriptsize\sloppy\noindent {escape_latex(table.group.title)}. {words}\par}}", ""]
+    return "\n".join(parts)
+
+
+def csv(tables: Sequence[Table]) -> str:
+    """All tables as one long table: a row for each method and column; accuracies are fractions."""
+    rows = [
+        {
+            **table.group.place(),
+            "method": row.label,
+            "column": column.name,
+            "is_average": column.is_average,
+            **_numbers(row, column),
+        }
+        for table in tables
+        for row in table.rows
+        for column in table.columns
+    ]
+    text = io.StringIO()
+    writer = DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def terminal(tables: Sequence[Table]) -> str:
+    """Averages, accuracies and footnotes with the marks of a terminal."""
+    parts = []
+    for table in tables:
+        averages, by_task, _ = grids(table)
+        parts.append(terminal_title(table.group.title))
+        parts += [terminal_grid(part) for grid in (averages, by_task) for part in blocks(grid, TERMINAL)]
+        parts.append(terminal_notes(notes(table)))
+    return "\n\n".join(parts) + "\n"
+
+
+def accuracy(row: Row, column: Column, numbers: dict[str, int]) -> str:
+    """A score in words; ``numbers`` are those of the footnotes with the errors."""
+    score = row.scores[column.name]
+    if score.status == "failed":
+        return f"failed ({', '.join(str(numbers[error]) for error in score.errors)})"
+    if score.mean is None:
+        return "" if column.is_average else MISSING
+    spread = f" ±{100 * score.std:.1f}" if score.std is not None else ""
+    part = f" ({score.seeds}/{row.seeds})" if score.status == "partial" else ""
+    return f"{100 * score.mean:.1f}{spread}{part}"
+
+
+def _versus(compared: Score | Change | None) -> str:
+    if compared is None or compared.versus is None or compared.p_holm is None:
+        return ""
+    versus = compared.versus
+    return f"{signed(versus.difference)} {signed_interval(versus.interval)} {probability(compared.p_holm)}"
+
+
+def _interval(score: Score) -> str:
+    if score.interval is None:
+        return ""
+    return f"{100 * score.interval.low:.1f}–{100 * score.interval.high:.1f}"
+
+
+def _numbers(row: Row, column: Column) -> dict[str, object]:
+    score = row.scores[column.name]
+    versus = score.versus
+    change = row.change if column.name == AVERAGE else None
+    return {
+        "status": score.status,
+        "accuracy": score.mean,
+        "std": score.std,
+        "ci_low": score.interval.low if score.interval else None,
+        "ci_high": score.interval.high if score.interval else None,
+        "se_seeds": score.spread.seeds if score.spread else None,
+        "se_examples": score.spread.examples if score.spread else None,
+        "seeds": score.seeds or None,
+        "row_seeds": row.seeds,
+        "test_rows": score.rows,
+        "vs_zero_shot": versus.difference if versus else None,
+        "vs_low": versus.interval.low if versus else None,
+        "vs_high": versus.interval.high if versus else None,
+        "test": versus.test if versus else None,
+        "p": versus.p if versus else None,
+        "p_holm": score.p_holm,
+        "vs_plain": change.versus.difference if change else None,
+        "vs_plain_low": change.versus.interval.low if change else None,
+        "vs_plain_high": change.versus.interval.high if change else None,
+        "vs_plain_p_holm": change.p_holm if change else None,
+        "collapse": row.collapse if column.name == AVERAGE else None,
+        "error": " | ".join(score.errors) or None,
+    }
+
+
+def _plain(grid: Grid, marks: Sequence[str], style: str) -> str:
+    body = [[marks[entry.rank].format(entry.text) for entry in row] for row in grid.rows]
+    aligned = ["left"] + ["right"] * (len(grid.header) - 1)
+    return tabulate(body, list(grid.header), style, disable_numparse=True, colalign=aligned)
+
+
+def terminal_title(text: str) -> str:
+    """A heading with the marks of a terminal."""
+    return _BOLD.format(text)
+
+
+def terminal_grid(grid: Grid) -> str:
+    """One grid with the marks of a terminal."""
+    return _plain(grid, _TERMINAL, "simple")
+
+
+def terminal_notes(lines: Sequence[str]) -> str:
+    """Footnotes, broken at the end of the line."""
+    return "\n".join(textwrap.fill(line, TERMINAL, subsequent_indent="  ") for line in lines)
+
+
+def markdown_grid(grid: Grid, *, code: bool = True) -> str:
+    """One grid as a table of GitHub Markdown; the first column is code (labels), or plain text."""
+    names = [f"`{row[0].text}`" if code else escape_markdown(row[0].text) for row in grid.rows]
+    named = tuple((Entry(name.replace("|", r"\|")), *row[1:]) for name, row in zip(names, grid.rows, strict=True))
+    return _plain(replace(grid, rows=named), ("{}", "**{}**", "<u>{}</u>"), "pipe")
+
+
+def markdown_notes(lines: Sequence[str], origin: Sequence[tuple[str, str]] = ()) -> list[str]:
+    """What stands below a table: footnotes, and what made its numbers under a heading of their own."""
+    parts = ["\n".join(f"- {escape_markdown(line)}" for line in lines)]
+    made = [f"- {name}: {escape_markdown(value)}" for name, value in origin]
+    return parts + (["### Provenance", "\n".join(made)] if made else [])
+
+
+def escape_markdown(text: str) -> str:
+    """Keep what an error message holds from being read as markup."""
+    return "".join({"<": "&lt;"}.get(c, f"\\{c}" if c in "\\*`[]" else c) for c in text)

@@ -1,0 +1,1 @@
+"""From a request to stored records: plan, worker, recorder."""

@@ -1,0 +1,73 @@
+"""What a run will cost, roughly, before it is started."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoConfig
+
+from icrbench.backbone.anatomy import anatomy_of, dimensions_of
+from icrbench.backbone.load import known_models, local_source
+from icrbench.protocol import Datasets
+from icrbench.run.plan import Cell
+
+LETTERS_PER_TOKEN = 4.0  # English text, most tokenizers
+EFFICIENCY = 0.5  # share of a large matrix product's speed that a forward pass reaches
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Tokens through the model, and seconds if the model's size is known."""
+
+    tokens: float
+    seconds: float | None
+
+
+def estimate(grid: Sequence[Cell], datasets: Datasets, model: str) -> Estimate:
+    """The cost of all cells; a fit shared by several cells is counted once."""
+    tokens, fitted = 0.0, set()
+    for cell in grid:
+        rows = datasets.test(cell.task)
+        task = datasets.tasks[cell.task]
+        tokens += sum(len(task.prompt(row)) for row in rows) / LETTERS_PER_TOKEN
+        method = cell.method.method
+        pools = datasets.pools(method, cell.task)
+        key = (cell.method.label, cell.seed, datasets.target(method, cell.task))
+        if key not in fitted:
+            fitted.add(key)
+            sizes = {
+                name: sum(len(pool.task.demonstration(row)) for row in pool.train) / len(pool.train) / LETTERS_PER_TOKEN
+                for name, pool in pools.items()
+            }
+            classes = {name: pool.task.max_options for name, pool in pools.items()}
+            tokens += method.fit_tokens(sizes, classes)
+    parameters = _parameters(model)
+    seconds = None if parameters is None else 2 * parameters * tokens / (_flops() * EFFICIENCY)
+    return Estimate(tokens, seconds)
+
+
+def _parameters(model: str) -> float | None:
+    """Weights of the blocks, from a configuration that is here already; None if it is not."""
+    name, _, revision = model.partition("@")
+    source = local_source(model) or known_models().get(name, {}).get("hub", name)
+    try:
+        whole = AutoConfig.from_pretrained(str(source), revision=revision or "main", local_files_only=True)
+    except (OSError, ValueError):
+        return None
+    anatomy_of(whole)  # an unsupported family is said now, not when the run starts
+    dims = dimensions_of(whole)
+    attention = 2 * dims.hidden * dims.head_dim * (dims.heads + dims.kv_heads)
+    return float(dims.layers * (attention + 3 * dims.hidden * dims.inner))
+
+
+def _flops() -> float:
+    """Floating-point operations a second in a large matrix product, measured here and now."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    matrix = torch.randn(1024, 1024, device=device)
+    matrix @ matrix
+    begin = time.perf_counter()
+    for _ in range(4):
+        result = matrix @ matrix
+    float(result[0, 0])  # waits for a GPU
+    return 4 * 2 * 1024**3 / (time.perf_counter() - begin)

@@ -1,0 +1,1 @@
+"""From an example to tokens, and from tokens to option logits: the one scorer."""

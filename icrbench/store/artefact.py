@@ -1,0 +1,105 @@
+"""Fitted methods as stored in a folder."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from icrbench.backbone import Backbone
+from icrbench.backbone.metering import Cost
+from icrbench.method import Fitted, Method
+from icrbench.registry import make_method
+from icrbench.util.errors import UserError
+from icrbench.util.files import write_atomic
+
+FORMAT = 2  # of stored artefacts
+
+
+class DamagedArtefact(UserError):
+    """A stored fit that cannot be read, or belongs to something else."""
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A fitted method as stored in a folder: ``fitted.safetensors`` and ``fitted.json``.
+
+    Attributes:
+        method: what was fitted.
+        fitted: the outcome.
+        model: identity of the backbone it was fitted on.
+        cost: what the fit took.
+    """
+
+    method: Method
+    fitted: Fitted
+    model: Mapping[str, Any] = field(default_factory=dict)
+    cost: Cost = field(default_factory=Cost)
+
+    @property
+    def sha256(self) -> str:
+        """Hash of everything stored, first 16 hex digits."""
+        content = json.dumps(self._description(), sort_keys=True).encode() + save(_contiguous(self.fitted.tensors))
+        return hashlib.sha256(content).hexdigest()[:16]
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "method": self.method.name,
+            "hyperparameters": self.method.hyperparameters(),
+            "model": dict(self.model),
+            "config": self.fitted.config,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write the artefact; the json file comes last, so a folder that has it is whole."""
+        weights = save(_contiguous(self.fitted.tensors))
+        description = {
+            **self._description(),
+            "cost": asdict(self.cost),
+            "weights_sha256": hashlib.sha256(weights).hexdigest(),
+        }
+        write_atomic(folder / "fitted.safetensors", weights)
+        write_atomic(folder / "fitted.json", json.dumps(description, indent=1, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path, backbone: Backbone) -> Self:
+        """Read an artefact and check that it belongs to this model.
+
+        Raises:
+            DamagedArtefact: if files are missing, damaged, of another format, or fitted on another model.
+        """
+        source = folder / "fitted.json"
+        try:
+            stored = json.loads(source.read_text("utf-8"))
+            weights = (folder / "fitted.safetensors").read_bytes()
+            tensors = load_file(folder / "fitted.safetensors")
+            if hashlib.sha256(weights).hexdigest() != stored["weights_sha256"]:
+                raise ValueError("the weights do not match their hash")
+            if stored["format"] != FORMAT:
+                raise ValueError(f"format {stored['format']}, this version reads {FORMAT}")
+            method = make_method(stored["method"], stored["hyperparameters"])
+            config, model, cost = dict(stored["config"]), dict(stored["model"]), Cost(**stored["cost"])
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError, UserError) as error:
+            problem = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise DamagedArtefact(
+                f"{folder} does not hold a fitted method that can be read ({problem}): delete it, and it is"
+                " fitted again."
+            ) from error
+        here = backbone.identity()
+        if any(model.get(key) != here[key] for key in ("location", "revision")):
+            raise DamagedArtefact(
+                f"{folder} was fitted on {model.get('location')}@{model.get('revision')}, not on"
+                f" {here['location']}@{here['revision']}: use the model it was fitted on."
+            )
+        return cls(method, type(method).fitted(config, tensors), model, cost)
+
+
+def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    # Clones, since safetensors refuses tensors that share memory.
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in sorted(tensors.items())}

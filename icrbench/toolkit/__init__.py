@@ -1,0 +1,1 @@
+"""What methods share: demonstrations, episodes, reading states, choosing on held-out rows, training."""

@@ -1,0 +1,281 @@
+"""Training a method's parameters so that a zero-shot prompt ends as it would after demonstrations.
+
+The teacher is the frozen model, given demonstrations and a query; the student is the same model under the method, given
+the query alone. Labels are scored by their first token, so both are compared where that token is predicted: at the
+prompt's last token. The published losses run over the answer's whole span, with the answer appended to the prompt (and
+some of them over the query, too); on one-token answers whose prediction is counted in, they are the losses here.
+
+Training runs a method through `Fitted.intervene`, as scoring does, so what is trained is what is applied.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from icrbench.backbone import Backbone, Batch
+from icrbench.backbone.prefix import prompt_batches
+from icrbench.backbone.sites import Site, captured
+from icrbench.method import FitData, Fitted, Method, Scope, at_least_one
+from icrbench.randomness import Randomness
+from icrbench.toolkit.episodes import Episode, Episodes, Question, Questions, demonstration_tokens, minibatches
+from icrbench.toolkit.optimisation import Schedule, optimise
+from icrbench.toolkit.selection import question_batch
+
+SORTED_BATCHES = 4  # minibatches drawn together and cut by length: padding costs as much as prompts do
+COST_OF_TRAINING = 3  # forward and backward, in forward passes
+
+F = TypeVar("F", bound=Fitted)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A query to learn on.
+
+    Attributes:
+        question: its zero-shot prompt.
+        taught: ``[d]``, the teacher's final hidden state where the answer is predicted; empty without a teacher.
+        vectors: by site, the teacher's vectors ``[n, d]`` at the query's last ``n`` tokens: those that it has in common
+            with the zero-shot prompt. (Tokens at the query's start can differ, since a tokenizer may read it otherwise
+            behind a demonstration.)
+    """
+
+    question: Question
+    taught: Tensor = field(default_factory=lambda: torch.empty(0))
+    vectors: Mapping[Site, Tensor] = field(default_factory=dict)
+
+
+def taught(backbone: Backbone, episodes: Sequence[Episode], sites: Sequence[Site] = ()) -> list[Lesson]:
+    """What the frozen model makes of each query after its demonstrations, one lesson an episode.
+
+    States are kept on the CPU, in the model's number type; a final hidden state stands for the logits over the whole
+    vocabulary, which would take a hundred times the memory.
+    """
+    questions = Questions(backbone)
+    alone = questions.zero_shot(episode.query for episode in episodes)
+    shown = [question.prompt.tokens for question in questions.in_context(episodes)]
+    common = [_common_end(one.prompt.tokens, other) for one, other in zip(alone, shown, strict=True)]
+    found: dict[int, Lesson] = {}
+    with torch.no_grad(), captured(backbone, sites) as seen:
+        texts = [question.prompt.text for question in alone]
+        own = max(common) if sites else 1  # tokens whose vectors are wanted must not be in a shared prefix
+        for rows, batch, cache in prompt_batches(backbone, shown, texts, own):
+            final = batch.at_last(backbone.hidden_states(batch, cache)).cpu()
+            for place, row in enumerate(rows):
+                end = int(batch.last[place]) + 1
+                span = slice(end - common[row], end)
+                vectors = {site: seen[site][place, span].cpu() for site in sites}
+                found[row] = Lesson(alone[row], final[place], vectors)
+    return [found[row] for row in range(len(episodes))]
+
+
+def _common_end(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two sequences have in common at their ends."""
+    pairs = zip(reversed(first), reversed(second), strict=False)
+    return next((count for count, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The student's forward pass of a minibatch.
+
+    Attributes:
+        backbone: the model.
+        lessons: what it was to learn.
+        batch: its prompts.
+        logits: ``[B, V]`` at each prompt's last token.
+        vectors: by site, ``[B, T, d]``, with the method applied.
+    """
+
+    backbone: Backbone
+    lessons: Sequence[Lesson]
+    batch: Batch
+    logits: Tensor
+    vectors: Mapping[Site, Tensor]
+
+    def cross_entropy(self) -> Tensor:
+        """Of the answers' first tokens, over the whole vocabulary; mean over the minibatch."""
+        answers = torch.tensor([lesson.question.answer for lesson in self.lessons], device=self.logits.device)
+        return functional.cross_entropy(self.logits, answers)
+
+    def divergence(self) -> Tensor:
+        """``KL(teacher || student)`` of the next token over the whole vocabulary, in nats; mean over the minibatch."""
+        with torch.no_grad():
+            states = torch.stack([lesson.taught for lesson in self.lessons]).to(self.logits.device)
+            teacher = self.backbone.logits(states).log_softmax(-1).to(self.logits.device)
+        student = self.logits.log_softmax(-1)
+        return functional.kl_div(student, teacher, reduction="batchmean", log_target=True)
+
+    def distance(self) -> Tensor:
+        """Mean squared difference from the teacher's vectors, over the queries' tokens, the sites and ``d``."""
+        spans = [len(next(iter(lesson.vectors.values()))) for lesson in self.lessons]
+        rows = torch.cat([torch.full((count,), row) for row, count in enumerate(spans)])
+        ends = self.batch.last.tolist()
+        columns = torch.cat([torch.arange(end + 1 - count, end + 1) for end, count in zip(ends, spans, strict=True)])
+        parts = []
+        for site, vectors in self.vectors.items():
+            wanted = torch.cat([lesson.vectors[site] for lesson in self.lessons]).to(vectors.device)
+            own = vectors[rows.to(vectors.device), columns.to(vectors.device)]
+            parts.append(functional.mse_loss(own.float(), wanted.float()).to(self.logits.device))
+        return torch.stack(parts).mean()
+
+
+@dataclass(frozen=True)
+class Trained(Method):
+    """A method whose parameters are trained by gradient on zero-shot prompts.
+
+    Attributes:
+        learning_rate: of AdamW.
+        weight_decay: of AdamW, alike for all parameters.
+        batch_size: queries a step.
+        epochs: passes over the queries.
+        warmup: share of the steps in which the learning rate rises; then it falls along a half cosine.
+        clip: largest norm of the gradient.
+    """
+
+    learning_rate: float = 0.001
+    weight_decay: float = 0.001
+    batch_size: int = 8
+    epochs: int = 10
+    warmup: float = 0.1
+    clip: float = 1.0
+
+    scope: ClassVar[Scope] = Scope.TASK
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1."""
+        at_least_one(self, "batch_size", "epochs")
+
+    def train(
+        self,
+        backbone: Backbone,
+        fitted: F,
+        rates: Mapping[str, float],
+        lessons: Sequence[Lesson],
+        objective: Callable[[Attempt], Tensor],
+        rng: Randomness,
+        sites: Sequence[Site] = (),
+    ) -> F:
+        """Train some tensors of a fitted method.
+
+        Args:
+            backbone: the model.
+            fitted: the method with its initial values; not changed.
+            rates: learning rate by the name of the tensor.
+            lessons: queries to learn on.
+            objective: the loss of an attempt.
+            rng: the fit's randomness.
+            sites: where to hold the student's vectors for the objective.
+
+        Returns:
+            The trained method, with the mean loss of each epoch in ``config["loss"]``.
+        """
+        # The model may be on another device, and the values passed in stay as they are.
+        tensors = {name: tensor.to(backbone.device, copy=True) for name, tensor in fitted.tensors.items()}
+        student = type(fitted)(fitted.config, tensors)
+        per_epoch = -(-len(lessons) // self.batch_size)
+        schedule = Schedule(per_epoch * self.epochs, self.warmup, self.weight_decay, self.clip)
+
+        def loss(own: list[Lesson]) -> Tensor:
+            return objective(attempt(backbone, student, own, sites))
+
+        groups = [([tensors[name]], rate) for name, rate in rates.items()]
+        history = optimise(groups, loss, self._minibatches(lessons, rng), schedule, f"training {self.name}")
+        epochs = [history[start : start + per_epoch] for start in range(0, len(history), per_epoch)]
+        config = {**fitted.config, "loss": [sum(losses) / len(losses) for losses in epochs]}
+        return type(fitted)(config, {name: tensor.cpu() for name, tensor in tensors.items()})
+
+    def _minibatches(self, lessons: Sequence[Lesson], rng: Randomness) -> Iterator[list[Lesson]]:
+        order = rng.python("training-order")
+        for rows in minibatches(len(lessons), SORTED_BATCHES * self.batch_size, order):
+            rows.sort(key=lambda row: len(lessons[row].question.prompt.tokens))
+            batches = [rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size)]
+            order.shuffle(batches)
+            yield from ([lessons[row] for row in batch] for batch in batches)
+
+
+def attempt(backbone: Backbone, student: Fitted, lessons: Sequence[Lesson], sites: Sequence[Site] = ()) -> Attempt:
+    """Run a minibatch of zero-shot prompts under a method."""
+    batch = question_batch(backbone, [lesson.question for lesson in lessons])
+    # Hooks run in the order in which they are set, so what is captured has the method's edits in it.
+    with student.applied(backbone, batch), captured(backbone, sites) as seen:
+        states = batch.at_last(backbone.hidden_states(batch))
+    return Attempt(backbone, lessons, batch, student.logits(backbone, states), dict(seen))
+
+
+@dataclass(frozen=True)
+class TrainedOnQueries(Trained):
+    """A method trained on many train rows.
+
+    Attributes:
+        queries: train rows asked.
+    """
+
+    queries: int = 1000
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1."""
+        super().__post_init__()
+        at_least_one(self, "queries")
+
+    def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
+        """The queries, forward and backward, every epoch."""
+        return COST_OF_TRAINING * self.epochs * self.queries * sum(tokens.values()) / len(tokens)
+
+
+@dataclass(frozen=True)
+class TrainedOnDemonstrations(Trained):
+    """A method trained on no more rows than a few-shot prompt shows, by the answers alone.
+
+    Attributes:
+        per_class: rows per class.
+        per_task: rows per in-domain task, for tasks without rows of their own.
+    """
+
+    per_class: int = 5
+    per_task: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1."""
+        super().__post_init__()
+        at_least_one(self, "per_class", "per_task")
+
+    def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
+        """The rows, forward and backward, every epoch."""
+        return COST_OF_TRAINING * self.epochs * demonstration_tokens(self.per_class, self.per_task, tokens, classes)
+
+
+@dataclass(frozen=True)
+class Distilled(TrainedOnQueries):
+    """A method trained to imitate the model with demonstrations.
+
+    Attributes:
+        per_class: demonstrations per class before a teacher's query.
+        per_task: demonstrations per in-domain task, for tasks without demonstrations of their own.
+        queries_per_set: queries that share one draw of demonstrations; 1 is the published, more is cheaper.
+        w_answer: weight of the cross-entropy of the right answer, beside the imitation.
+    """
+
+    per_class: int = 5
+    per_task: int = 3
+    queries_per_set: int = 1
+    w_answer: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1."""
+        super().__post_init__()
+        at_least_one(self, "per_class", "per_task", "queries_per_set")
+
+    def lessons(self, backbone: Backbone, data: FitData, rng: Randomness, sites: Sequence[Site] = ()) -> list[Lesson]:
+        """Draw queries with demonstrations and run the teacher on them, once for all epochs."""
+        episodes = Episodes(data, rng, per_class=self.per_class, per_task=self.per_task)
+        return taught(backbone, episodes.episodes(self.queries, queries_per_set=self.queries_per_set), sites)
+
+    def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
+        """The teacher's prompts and the student's."""
+        shown = demonstration_tokens(self.per_class, self.per_task, tokens, classes)
+        teacher = self.queries * (sum(tokens.values()) / len(tokens) + shown / self.queries_per_set)
+        return teacher + super().fit_tokens(tokens, classes)

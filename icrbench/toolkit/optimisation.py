@@ -1,0 +1,87 @@
+"""Gradient training of a method's few parameters through the frozen model."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from icrbench.util.errors import UserError
+from icrbench.util.progress import bar
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """AdamW with linear warm-up, then half a cosine to zero.
+
+    Attributes:
+        steps: optimiser steps.
+        warmup: share of the steps in which the learning rate rises from 0.
+        weight_decay: of AdamW.
+        clip: largest norm of the gradient over all parameters; None for no limit.
+    """
+
+    steps: int
+    warmup: float = 0.1
+    weight_decay: float = 1e-3
+    clip: float | None = 1.0
+
+    def factor(self, step: int) -> float:
+        """The factor on the learning rate at a step, counted from 0."""
+        rising = self.warmup * self.steps
+        if step < rising:
+            return step / rising
+        return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1.0, self.steps - rising)))
+
+
+def optimise(
+    groups: Sequence[tuple[Sequence[Tensor], float]],
+    loss: Callable[[Item], Tensor],
+    items: Iterator[Item],
+    schedule: Schedule,
+    description: str,
+) -> list[float]:
+    """Train parameters in place.
+
+    Args:
+        groups: parameters with their learning rate.
+        loss: of one item; an item is a minibatch.
+        items: one a step.
+        schedule: how.
+        description: for the progress bar.
+
+    Returns:
+        The loss of every step.
+
+    Raises:
+        UserError: if a loss is not finite.
+    """
+    parameters = [parameter for own, _ in groups for parameter in own]
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    options: list[dict[str, Any]] = [{"params": list(own), "lr": rate} for own, rate in groups]
+    optimizer = torch.optim.AdamW(options, weight_decay=schedule.weight_decay)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule.factor)
+    history: list[float] = []
+    with bar(description, schedule.steps) as progress, torch.enable_grad():
+        for _ in range(schedule.steps):
+            value = loss(next(items))
+            if not value.isfinite():
+                raise UserError(
+                    f"{description}: the loss is not finite at step {len(history) + 1}: lower the learning rate."
+                )
+            optimizer.zero_grad()
+            value.backward()
+            if schedule.clip is not None:
+                torch.nn.utils.clip_grad_norm_(parameters, schedule.clip)
+            optimizer.step()
+            rates.step()
+            history.append(float(value.detach()))
+            progress.update(1)
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    return history
