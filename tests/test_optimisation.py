@@ -20,6 +20,12 @@ def test_the_learning_rate_rises_then_falls_to_nothing() -> None:
     assert Schedule(steps=10, warmup=0.0).factor(0) == 1
 
 
+def test_the_learning_rate_falls_in_a_line_or_stays_where_it_is() -> None:
+    linear, constant = (Schedule(steps=100, warmup=0.1, decay=decay) for decay in ("linear", "constant"))
+    assert [linear.factor(step) for step in (0, 5, 10, 55, 100)] == pytest.approx([0, 0.5, 1, 0.5, 0])
+    assert [constant.factor(step) for step in (0, 5, 10, 55, 100)] == pytest.approx([0, 0.5, 1, 1, 1])
+
+
 def test_steps_are_those_of_adamw_written_out() -> None:
     start = torch.tensor([1.0, -2.0])
     trained, slow = start.clone(), start.clone()

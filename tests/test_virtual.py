@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -147,6 +148,42 @@ def test_no_virtual_tokens_leave_the_model_bit_for_bit(family: str) -> None:
     before = last_logits(backbone, batch)
     with attending(backbone, batch, none):
         assert torch.equal(last_logits(backbone, batch), before)
+
+
+@families
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_each_row_can_have_tokens_hidden_from_it(family: str, padding: Any) -> None:
+    """As if they were not kept, in that row alone."""
+    backbone = tiny_backbone(family)
+    front, rows = text(backbone, 20), ends(backbone)
+    virtual = virtual_tokens(backbone, front)
+    batch = make_batch(rows, [""] * 3, padding=padding)
+    kept = [list(range(20)), [0, 3, 4, 19], [0]]
+    hidden = torch.tensor([[token not in own for token in range(20)] for own in kept])
+    with torch.no_grad(), attending(backbone, batch, virtual, hidden):
+        found = last_logits(backbone, batch)
+    for row, own, logits in zip(rows, kept, found, strict=True):
+        alone = make_batch([row], [""])
+        with torch.no_grad(), attending(backbone, alone, virtual.kept(own)):
+            assert close(logits, last_logits(backbone, alone)[0])
+
+
+@families
+def test_no_gradient_reaches_what_is_hidden(family: str) -> None:
+    backbone = tiny_backbone(family)
+    front, rows = text(backbone, 8), ends(backbone)
+    fixed = virtual_tokens(backbone, front)
+    keys, values = (tensor.detach().clone().requires_grad_(True) for tensor in (fixed.keys, fixed.values))
+    hidden = torch.zeros(1, 8, dtype=torch.bool)
+    hidden[0, 2:5] = True
+    batch = make_batch(rows[1:2], [""])
+    with attending(backbone, batch, replace(fixed, keys=keys, values=values), hidden):
+        backbone.logits(batch.at_last(backbone.hidden_states(batch))).square().sum().backward()
+    for tensor in (keys, values):
+        assert tensor.grad is not None
+        reached = tensor.grad.abs().amax((0, 1, 3))  # by token
+        assert (reached[2:5] == 0).all()
+        assert (reached[[0, 1, 5, 6, 7]] > 0).all()
 
 
 @pytest.mark.parametrize("family", ["gemma3", "llama"])

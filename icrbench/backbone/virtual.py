@@ -70,7 +70,9 @@ def _run(backbone: Backbone, batch: Batch, embeddings: Tensor | None, has_bos: b
 
 
 @contextmanager
-def attending(backbone: Backbone, batch: Batch, virtual: Virtual) -> Iterator[Callable[[int], Tensor]]:
+def attending(
+    backbone: Backbone, batch: Batch, virtual: Virtual, hidden: Tensor | None = None
+) -> Iterator[Callable[[int], Tensor]]:
     """Within the context every token of ``batch`` (and of its decoding) sees the virtual ones.
 
     In layers with a sliding window it sees those that are near enough. A row that would end beyond the last place the
@@ -80,6 +82,7 @@ def attending(backbone: Backbone, batch: Batch, virtual: Virtual) -> Iterator[Ca
         backbone: the model.
         batch: what the virtual tokens stand before.
         virtual: the virtual tokens; none at all leave the model as it is, bit for bit.
+        hidden: ``[B, n]`` bool, virtual tokens that a row does not see; the places of its own tokens stay the same.
 
     Yields:
         A function for hooks: which virtual tokens each token of the pass under way sees at a layer, ``[B, T, n]`` bool.
@@ -101,7 +104,8 @@ def attending(backbone: Backbone, batch: Batch, virtual: Virtual) -> Iterator[Ca
     def sees(layer: int) -> Tensor:
         window = windows[layer]
         near = places[:, :, None] - virtual.positions.to(places.device)
-        return torch.ones_like(near, dtype=torch.bool) if window is None else near < window
+        seen = torch.ones_like(near, dtype=torch.bool) if window is None else near < window
+        return seen if hidden is None else seen & ~hidden[:, None].to(seen.device)
 
     def before(layer: int) -> Callable[..., tuple[Any, dict[str, Any]]]:
         name = backbone.anatomy.cache_argument
@@ -114,8 +118,8 @@ def attending(backbone: Backbone, batch: Batch, virtual: Virtual) -> Iterator[Ca
                 mask = torch.ones(tokens, own, dtype=torch.bool, device=places.device).tril(own - tokens)
             assert mask.dtype == torch.bool, "attention masks say which keys are seen"
             columns = torch.arange(start, start + own, device=mask.device)
-            hidden = (columns == first.to(mask.device)[:, None]) & twice.to(mask.device)[:, None]
-            mask = mask & ~hidden[:, None, None]
+            second_bos = (columns == first.to(mask.device)[:, None]) & twice.to(mask.device)[:, None]
+            mask = mask & ~second_bos[:, None, None]
             mask = torch.cat([sees(layer)[:, None].to(mask.device), mask.expand(rows, 1, tokens, own)], -1)
             prepending = _Prepending(cache, virtual.keys[layer], virtual.values[layer])
             return args, {**kwargs, name: prepending, "attention_mask": mask}

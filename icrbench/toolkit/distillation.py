@@ -22,7 +22,7 @@ from icrbench.backbone.sites import Site, captured
 from icrbench.method import FitData, Fitted, Method, Scope, at_least_one
 from icrbench.randomness import Randomness
 from icrbench.toolkit.episodes import Episode, Episodes, Question, Questions, demonstration_tokens, minibatches
-from icrbench.toolkit.optimisation import Schedule, optimise
+from icrbench.toolkit.optimisation import Decay, Schedule, optimise
 from icrbench.toolkit.selection import question_batch
 
 SORTED_BATCHES = 4  # minibatches drawn together and cut by length: padding costs as much as prompts do
@@ -132,8 +132,9 @@ class Trained(Method):
         weight_decay: of AdamW, alike for all parameters.
         batch_size: queries a step.
         epochs: passes over the queries.
-        warmup: share of the steps in which the learning rate rises; then it falls along a half cosine.
+        warmup: share of the steps in which the learning rate rises.
         clip: largest norm of the gradient.
+        decay: the learning rate after the warm-up: along half a cosine or a line to zero, or constant.
     """
 
     learning_rate: float = 0.001
@@ -142,6 +143,7 @@ class Trained(Method):
     epochs: int = 10
     warmup: float = 0.1
     clip: float = 1.0
+    decay: Decay = "cosine"
 
     scope: ClassVar[Scope] = Scope.TASK
 
@@ -177,7 +179,7 @@ class Trained(Method):
         tensors = {name: tensor.to(backbone.device, copy=True) for name, tensor in fitted.tensors.items()}
         student = type(fitted)(fitted.config, tensors)
         per_epoch = -(-len(lessons) // self.batch_size)
-        schedule = Schedule(per_epoch * self.epochs, self.warmup, self.weight_decay, self.clip)
+        schedule = Schedule(per_epoch * self.epochs, self.warmup, self.weight_decay, self.clip, self.decay)
 
         def loss(own: list[Lesson]) -> Tensor:
             return objective(attempt(backbone, student, own, sites))

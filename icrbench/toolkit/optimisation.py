@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,29 +13,35 @@ from icrbench.util.progress import bar
 
 Item = TypeVar("Item")
 
+Decay = Literal["cosine", "linear", "constant"]
+"""What the learning rate does after its warm-up: half a cosine to zero, a straight line to zero, or nothing."""
+
 
 @dataclass(frozen=True)
 class Schedule:
-    """AdamW with linear warm-up, then half a cosine to zero.
+    """AdamW with linear warm-up.
 
     Attributes:
         steps: optimiser steps.
         warmup: share of the steps in which the learning rate rises from 0.
         weight_decay: of AdamW.
         clip: largest norm of the gradient over all parameters; None for no limit.
+        decay: the learning rate after the warm-up.
     """
 
     steps: int
     warmup: float = 0.1
     weight_decay: float = 1e-3
     clip: float | None = 1.0
+    decay: Decay = "cosine"
 
     def factor(self, step: int) -> float:
         """The factor on the learning rate at a step, counted from 0."""
         rising = self.warmup * self.steps
         if step < rising:
             return step / rising
-        return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1.0, self.steps - rising)))
+        done = (step - rising) / max(1.0, self.steps - rising)
+        return {"cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done, "constant": 1.0}[self.decay]
 
 
 def optimise(
