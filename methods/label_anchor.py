@@ -1,9 +1,8 @@
 """Label anchors: demonstrations of which the labels alone are kept, or whose labels are attended to anew."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from string import Formatter
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,14 +12,12 @@ from torch.nn.functional import cross_entropy
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.head_outputs import HeadOutputs, changed_heads
-from icrbench.backbone.spans import tokens_at
 from icrbench.backbone.virtual import Virtual, attending, virtual_tokens
-from icrbench.data.task import DEMONSTRATION_SEPARATOR
 from icrbench.method import FitData, Fitted, at_least_one, register
 from icrbench.randomness import Randomness
-from icrbench.scoring.prompting import MAX_QUERY_TOKENS
+from icrbench.toolkit.demonstration_text import Demonstrations
 from icrbench.toolkit.distillation import COST_OF_TRAINING, Attempt, Lesson, Trained
-from icrbench.toolkit.episodes import Episodes, Labelled, Questions, demonstration_tokens
+from icrbench.toolkit.episodes import Episodes, Questions, demonstration_tokens
 
 
 class LabelAnchorFitted(Fitted):
@@ -164,67 +161,6 @@ class LabelAnchor(Trained):
             "loss": [],
         }
         return LabelAnchorFitted(config, {"keys": virtual.keys.cpu(), "values": virtual.values.cpu()})
-
-
-@dataclass(frozen=True)
-class Demonstrations:
-    """Demonstrations as one text, the separator behind the last one with it.
-
-    Attributes:
-        shown: first to last.
-        text: all of it.
-        tokens: of the text.
-    """
-
-    shown: tuple[Labelled, ...]
-    text: str
-    tokens: tuple[int, ...]
-
-    @classmethod
-    def fitting(cls, backbone: Backbone, shown: Sequence[Labelled]) -> "Demonstrations":
-        """As many of the last ones as leave a query room."""
-        limit = backbone.max_length - min(MAX_QUERY_TOKENS, backbone.max_length // 2)
-        shown = tuple(shown)
-        while True:
-            text = "".join(own.task.demonstration(own.example) + DEMONSTRATION_SEPARATOR for own in shown)
-            tokens = tuple(backbone.encode(text))
-            if len(tokens) <= limit or len(shown) == 1:
-                return cls(shown, text, tokens)
-            shown = shown[1:]
-
-    def anchors(self, backbone: Backbone, labels_only: bool) -> list[int]:
-        """Numbers of the tokens that hold labels and, unless they are left out, words and line breaks of templates."""
-        characters = []
-        for start, own in self._starts():
-            end = start + len(own.task.demonstration(own.example))
-            characters += [*range(end - len(own.task.answer(own.example)), end)]
-            if not labels_only:
-                characters += [start + place for place in _format_characters(own)] + [end]
-        chosen = [place for place in characters if self.text[place] == "\n" or not self.text[place].isspace()]
-        return sorted({*tokens_at(backbone, self.text, chosen), *([0] if backbone.adds_bos else [])})
-
-    def labels(self, backbone: Backbone) -> list[int]:
-        """Number of the first token of each demonstration's label."""
-        ends = [start + len(own.task.demonstration(own.example)) for start, own in self._starts()]
-        lengths = [len(own.task.answer(own.example)) for own in self.shown]
-        return tokens_at(backbone, self.text, [end - length for end, length in zip(ends, lengths, strict=True)])
-
-    def _starts(self) -> Iterator[tuple[int, Labelled]]:
-        """Each demonstration with the place of its first character."""
-        start = 0
-        for own in self.shown:
-            yield start, own
-            start += len(own.task.demonstration(own.example)) + len(DEMONSTRATION_SEPARATOR)
-
-
-def _format_characters(own: Labelled) -> list[int]:
-    """Places in a prompt of the characters that its template puts there."""
-    places: list[int] = []
-    start = 0
-    for literal, name, _, _ in Formatter().parse(own.task.template):
-        places += range(start, start + len(literal))
-        start += len(literal) + (len(own.example.fields[name]) if name else 0)
-    return [place for place in places if place < len(own.task.prompt(own.example))]
 
 
 def _over_options(attempt: Attempt) -> Tensor:

@@ -1,93 +1,21 @@
 """LoRA: low-rank matrices added to the model's own, trained on the demonstrations' answers."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
-
-from icrbench.backbone import Backbone, Batch
-from icrbench.backbone.anatomy import Dimensions
+from icrbench.backbone import Backbone
 from icrbench.method import FitData, Fitted, at_least_one, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.distillation import Attempt, Lesson, TrainedOnDemonstrations
 from icrbench.toolkit.episodes import Episodes, Question, Questions
+from icrbench.toolkit.lora import HEAD, LoRAFitted, initial_lora, seeded
 from icrbench.toolkit.selection import accuracies, best
 from icrbench.util.errors import UserError
 
 Targets = Literal["qkvo", "o", "last_block", "head"]
 
 RATES = (1e-4, 5e-4, 1e-3)
-HEAD = "head"
-ADAPTER = "default"  # what peft calls an adapter that is given no name
-
-
-class LoRAFitted(Fitted):
-    """Two factors for each adapted matrix ``W``, which acts as ``W + alpha / r * B A``.
-
-    Attributes:
-        config: ``rank``, ``alpha``, ``dropout`` (in training alone), ``targets``, ``blocks`` and ``inputs`` (adapted
-            blocks, and adapted projections to queries, keys and values in each), ``vocabulary`` (rows of an adapted
-            output head, else 0), ``loss`` (mean training loss by epoch), ``sweep`` (held-out accuracy by learning rate,
-            empty if it was given).
-        tensors: ``BLOCK-PROJECTION.A`` ``[r, d_in]`` and ``BLOCK-PROJECTION.B`` ``[d_out, r]``, or ``head.A`` and
-            ``head.B``.
-    """
-
-    formula: ClassVar[str] = "rΣ(d_in + d_out)"
-
-    def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        super().__init__(config, tensors)
-        self._layers: tuple[Backbone, dict[str, nn.Module]] | None = None
-
-    @property
-    def first_layer(self) -> int | None:
-        """The only block, where it is one; the last where only what comes after it is adapted."""
-        return self.config["last"] if self.config["targets"] in ("last_block", HEAD) else None
-
-    def parameters_by_formula(self, dims: Dimensions) -> int:
-        """``r`` times the sum over adapted matrices of their inputs and outputs."""
-        heads = dims.heads * dims.head_dim
-        both = heads + 2 * dims.kv_heads * dims.head_dim
-        sides = (heads + dims.hidden) + (self.config["inputs"] * dims.hidden + both if self.config["inputs"] else 0)
-        head = dims.hidden + self.config["vocabulary"] if self.config["vocabulary"] else 0
-        return int(self.config["rank"] * (self.config["blocks"] * sides + head))
-
-    @contextmanager
-    def intervene(self, backbone: Backbone, batch: Batch) -> Iterator[None]:
-        """Put adapted layers in the place of the model's own."""
-        with ExitStack() as stack:
-            for name, layer in self._adapted(backbone).items():
-                stack.enter_context(_in_place_of(backbone, name, layer))
-            yield
-
-    def logits(self, backbone: Backbone, states: Tensor, token_ids: Tensor | None = None) -> Tensor:
-        """With what an adapted output head adds."""
-        if self.config["targets"] != HEAD:
-            return backbone.logits(states, token_ids)
-        layer: Any = self._adapted(backbone)[HEAD]
-        down, up = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER].weight
-        inner = down(layer.lora_dropout[ADAPTER](states.to(down.weight)))
-        added = inner @ (up if token_ids is None else up[token_ids]).T
-        return backbone.logits(states, token_ids, layer.scaling[ADAPTER] * added)
-
-    def _adapted(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """The model's own layers, inside peft's. They stay as they are; dropout in training alone."""
-        if self._layers is None or self._layers[0] is not backbone:
-            names = sorted({name.rpartition(".")[0] for name in self.tensors})
-            self._layers = backbone, _wrapped({name: _own(backbone, name) for name in names}, self.config)
-        layers: dict[str, Any] = dict(self._layers[1])
-        for name, layer in layers.items():
-            for factor in "AB":
-                tensor = self.tensors[f"{name}.{factor}"]
-                linear = getattr(layer, f"lora_{factor}")[ADAPTER]
-                # Not a parameter, so that training changes the tensors held here.
-                linear._parameters.pop("weight", None)
-                linear.weight = tensor.to(_own(backbone, name).weight.device)
-            layer.lora_dropout.train(tensor.requires_grad)
-        return layers
 
 
 @register("lora")
@@ -157,7 +85,7 @@ class LoRA(TrainedOnDemonstrations):
         initial = self._initial(backbone, rng)
         candidates = []
         for rate in rates:
-            with _seeded(backbone, rng.number("dropout")):
+            with seeded(backbone, rng.number("dropout")):
                 candidates.append(
                     self.train(
                         backbone, initial, dict.fromkeys(initial.tensors, rate), lessons, Attempt.cross_entropy, rng
@@ -179,86 +107,9 @@ class LoRA(TrainedOnDemonstrations):
         return chosen
 
     def _initial(self, backbone: Backbone, rng: Randomness) -> LoRAFitted:
-        """``A`` as peft draws it, uniform within ``1 / sqrt(d_in)``; ``B`` zero."""
         layers = range(backbone.dims.layers)
         blocks = {HEAD: [], "last_block": [layers[-1]]}.get(self.targets, list(layers))
-        inputs = () if self.targets == "o" else backbone.anatomy.inputs
-        projections = (*inputs, backbone.anatomy.output)
-        names = [f"{layer}-{name}" for layer in blocks for name in projections] or [HEAD]
-        tensors = {}
-        for name in names:
-            made, taken = _sides(_own(backbone, name))
-            uniform = torch.rand(self.rank, taken, generator=rng.torch("factors", name))
-            tensors[f"{name}.A"] = (2 * uniform - 1) / taken**0.5
-            tensors[f"{name}.B"] = torch.zeros(made, self.rank)
-        config: dict[str, Any] = {
-            "rank": self.rank,
-            "alpha": self.alpha,
-            "dropout": self.dropout,
-            "targets": self.targets,
-            "blocks": len(blocks),
-            "inputs": len(inputs),
-            "last": layers[-1],
-            "vocabulary": 0 if blocks else len(tensors[f"{HEAD}.B"]),
-            "sweep": [],
-        }
-        return LoRAFitted(config, tensors)
-
-
-def _own(backbone: Backbone, name: str) -> Any:
-    """The model's own layer of a name: the output head, or ``BLOCK-PROJECTION``."""
-    if name == HEAD:
-        return backbone.model.get_output_embeddings()
-    layer, _, projection = name.partition("-")
-    return backbone.part(int(layer), projection)
-
-
-def _put(backbone: Backbone, name: str, layer: nn.Module) -> None:
-    if name == HEAD:
-        backbone.model.set_output_embeddings(layer)
-    else:
-        block, _, projection = name.partition("-")
-        setattr(backbone.attention(int(block)), projection, layer)
-
-
-def _sides(layer: Any) -> tuple[int, int]:
-    """Outputs and inputs of a layer."""
-    made, taken = layer.weight.shape if isinstance(layer, nn.Linear) else reversed(layer.weight.shape)
-    return int(made), int(taken)
-
-
-def _wrapped(layers: dict[str, Any], config: Mapping[str, Any]) -> dict[str, nn.Module]:
-    """Layers inside peft's, whose factors have no values yet."""
-    from peft import LoraConfig, inject_adapter_in_model  # seconds, which no other method should wait for
-
-    # Injected into a container, which is thrown away, not into the model: what holds the layers there stays untouched.
-    container = nn.ModuleDict(layers)
-    how = LoraConfig(
-        r=config["rank"],
-        lora_alpha=config["alpha"],
-        lora_dropout=config["dropout"],
-        target_modules=list(layers),
-        fan_in_fan_out=not isinstance(next(iter(layers.values())), nn.Linear),  # GPT-2's projections
-        init_lora_weights=False,
-    )
-    inject_adapter_in_model(how, container, ADAPTER, low_cpu_mem_usage=True)
-    return dict(container.items())
-
-
-@contextmanager
-def _in_place_of(backbone: Backbone, name: str, layer: nn.Module) -> Iterator[None]:
-    """Within the context, the model has another layer in the place of its own."""
-    own = _own(backbone, name)
-    _put(backbone, name, layer)
-    try:
-        yield
-    finally:
-        _put(backbone, name, own)
-
-
-@contextmanager
-def _seeded(backbone: Backbone, seed: int) -> Iterator[None]:
-    """Within the context, what draws from torch's own generator (peft's dropout can do no other) is reproducible."""
-    with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
+        letters = "o" if self.targets == "o" else "qkvo" if blocks else ""
+        return initial_lora(
+            backbone, rng, letters=letters, blocks=blocks, rank=self.rank, alpha=self.alpha, dropout=self.dropout
+        )

@@ -95,6 +95,7 @@ class Anatomy:
         attention_norm, mlp_norm: from a block, the norm through which what attention and the feed-forward part compute
             goes before it is added to the residual stream, in families that have one (Gemma 3).
         inputs: the projections that make queries, keys and values, from the attention; one where they are fused.
+        feed_forward: the projections of the feed-forward part, from it.
         query, key: the last projections before rotary embedding, after any q/k normalisation, from the attention.
         cache_argument: the keyword by which the attention takes its key/value cache.
     """
@@ -107,6 +108,7 @@ class Anatomy:
     query: Tap
     key: Tap
     inputs: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    feed_forward: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     attention_norm: str | None = None
     mlp_norm: str | None = None
     cache_argument: str = "cache"
@@ -155,6 +157,7 @@ ANATOMIES: dict[str, Anatomy] = {
         query=Tap("c_attn", _block_split(0)),
         key=Tap("c_attn", _block_split(1)),
         inputs=("c_attn",),
+        feed_forward=("c_fc", "c_proj"),
     ),
     "gpt_neox": Anatomy(
         blocks="layers",
@@ -165,6 +168,7 @@ ANATOMIES: dict[str, Anatomy] = {
         query=Tap("query_key_value", _interleaved_split(0)),
         key=Tap("query_key_value", _interleaved_split(1)),
         inputs=("query_key_value",),
+        feed_forward=("dense_h_to_4h", "dense_4h_to_h"),
         cache_argument="layer_past",
     ),
 }

@@ -15,12 +15,13 @@ from icrbench.backbone.virtual import Virtual, virtual_tokens
 from icrbench.data.find_tasks import load_tasks
 from icrbench.data.task import Task
 from icrbench.method import FitData
-from icrbench.methods.label_anchor import Demonstrations, LabelAnchor, LabelAnchorFitted
+from icrbench.methods.label_anchor import LabelAnchor, LabelAnchorFitted
 from icrbench.randomness import Randomness
 from icrbench.registry import make_method
 from icrbench.scoring.next_token import ScoringOptions, score
 from icrbench.scoring.prompting import Prompter
 from icrbench.store.artefact import Artefact
+from icrbench.toolkit.demonstration_text import Demonstrations
 from icrbench.toolkit.episodes import Labelled
 from icrbench.util.errors import UserError
 from tiny import FAMILIES, tiny_backbone, tokenizer

@@ -10,11 +10,12 @@ from icr_setup import demo_test, pools, some_batch
 from icrbench.backbone import Backbone
 from icrbench.data.find_tasks import load_tasks
 from icrbench.method import FitData
-from icrbench.methods.lora import HEAD, LoRA, LoRAFitted
+from icrbench.methods.lora import LoRA
 from icrbench.randomness import Randomness
 from icrbench.registry import make_method
 from icrbench.scoring.next_token import ScoringOptions, score
 from icrbench.store.artefact import Artefact
+from icrbench.toolkit.lora import HEAD, LoRAFitted
 from icrbench.util.errors import UserError
 from tiny import FAMILIES, tiny_backbone, tiny_model
 
