@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
@@ -16,6 +15,7 @@ from icrbench.backbone.steering import steered
 from icrbench.data.task import DEMONSTRATION_SEPARATOR
 from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
 from icrbench.randomness import Randomness
+from icrbench.toolkit.distillation import answer_loss
 from icrbench.toolkit.episodes import Episodes, Question, Questions, demonstration_tokens
 from icrbench.toolkit.optimisation import Schedule, optimise
 from icrbench.toolkit.reading import text_end_vectors
@@ -150,8 +150,7 @@ class I2CL(Method):
                 backbone, batch, _injections(vectors, coefficients, self.inject, self.noise, noise), self.positions
             ):
                 states = batch.at_last(backbone.hidden_states(batch))
-            logits = backbone.logits(states)
-            return cross_entropy(logits, torch.tensor([question.answer for question in own], device=logits.device))
+            return answer_loss(backbone.logits(states), own)
 
         schedule = Schedule(self._steps(len(questions)), self.warmup, self.weight_decay, clip=None)
         history = optimise([([coefficients], self.learning_rate)], loss, drawn(), schedule, "calibrating I2CL")

@@ -29,6 +29,12 @@ SETTINGS: dict[str, tuple[Mapping[str, float], ...]] = {
     "m2iv": ({"learning_rate": 0.001}, {"learning_rate": 0.01}, {"learning_rate": 0.02}, {"learning_rate": 0.05}),
     "lora": ({"learning_rate": 0.0001}, {"learning_rate": 0.0003}, {"learning_rate": 0.001}, {"learning_rate": 0.003}),
     "soft_prompt": ({"learning_rate": 0.1}, {"learning_rate": 0.01}, {"learning_rate": 0.03}, {"learning_rate": 0.3}),
+    "learned_task_vector": (
+        {"learning_rate": 0.02},
+        {"learning_rate": 0.005},
+        {"learning_rate": 0.05},
+        {"learning_rate": 0.1},
+    ),
     "mimic": ({"learning_rate": 0.005}, {"learning_rate": 0.02}, {"learning_rate": 0.05}),
 }
 

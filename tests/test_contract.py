@@ -92,6 +92,7 @@ ROWS = {
         {**FEW, "episodes": 4, "batch": 2, "held_out": 4, "strength": 0.5}, neutral=configured(strength=0.0)
     ),
     "label_anchor": Row(FEW),
+    "learned_task_vector": Row({**FEW, **TRAINED, "held_out": 4, "every": 3}, neutral=scaled("vector")),
     "live": Row({**DISTILLED, "learning_rate": 0.05}, neutral=scaled("scales"), exact=False),
     "lora": Row(
         {**FEW, **TRAINED, "learning_rate": 0.01, "held_out": 4, "rank": 2},

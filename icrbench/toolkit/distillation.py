@@ -78,6 +78,11 @@ def _common_end(first: Sequence[int], second: Sequence[int]) -> int:
     return next((count for count, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
 
 
+def answer_loss(logits: Tensor, questions: Sequence[Question]) -> Tensor:
+    """Cross-entropy of the answers' first tokens, over the whole vocabulary: ``[B, V]`` to the mean over the rows."""
+    return functional.cross_entropy(logits, torch.tensor([one.answer for one in questions], device=logits.device))
+
+
 @dataclass(frozen=True)
 class Attempt:
     """The student's forward pass of a minibatch.
@@ -98,8 +103,7 @@ class Attempt:
 
     def cross_entropy(self) -> Tensor:
         """Of the answers' first tokens, over the whole vocabulary; mean over the minibatch."""
-        answers = torch.tensor([lesson.question.answer for lesson in self.lessons], device=self.logits.device)
-        return functional.cross_entropy(self.logits, answers)
+        return answer_loss(self.logits, [lesson.question for lesson in self.lessons])
 
     def divergence(self) -> Tensor:
         """``KL(teacher || student)`` of the next token over the whole vocabulary, in nats; mean over the minibatch."""

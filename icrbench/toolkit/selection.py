@@ -37,10 +37,30 @@ def by_layer(
         UserError: if there is no such layer.
     """
     if layer is not None:
-        if not 0 <= layer < len(candidates):
-            raise UserError(f"{method.name}.layer must be 0 to {len(candidates) - 1} for this model, not {layer}.")
-        return candidates[layer]
-    scores = accuracies(backbone, candidates, questions, last_token_only=True)
+        return candidates[checked_layer(method, layer, len(candidates))]
+    return by_accuracy(backbone, candidates, questions, last_token_only=True)
+
+
+def checked_layer(method: Method, layer: int, layers: int) -> int:
+    """The layer asked for.
+
+    Raises:
+        UserError: if the model has no such layer.
+    """
+    if not 0 <= layer < layers:
+        raise UserError(f"{method.name}.layer must be 0 to {layers - 1} for this model, not {layer}.")
+    return layer
+
+
+def by_accuracy(
+    backbone: Backbone, candidates: Sequence[F], questions: Sequence[Question], *, last_token_only: bool
+) -> F:
+    """The candidate that answers most held-out questions, of equals the first (arguments as of `accuracies`).
+
+    Returns:
+        The candidate, the accuracies of all of them in its ``config["sweep"]``.
+    """
+    scores = accuracies(backbone, candidates, questions, last_token_only=last_token_only)
     chosen = candidates[best(scores)]
     chosen.config["sweep"] = scores
     return chosen

@@ -1,0 +1,186 @@
+"""Learned task vectors: a vector trained by gradient and added to the state in which a prompt ends."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from icrbench.backbone import Backbone, Batch
+from icrbench.backbone.last_token import prepared
+from icrbench.backbone.sites import Site
+from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
+from icrbench.randomness import Randomness
+from icrbench.toolkit.distillation import COST_OF_TRAINING, answer_loss
+from icrbench.toolkit.episodes import Episodes, Question, Questions, demonstration_tokens, minibatches
+from icrbench.toolkit.layer_vector import LayerVector
+from icrbench.toolkit.optimisation import Schedule, optimise
+from icrbench.toolkit.reading import last_token_vectors
+from icrbench.toolkit.selection import by_accuracy, checked_layer, question_batch
+
+USUAL_BLOCKS = 24  # of a model, for estimates made before one is loaded
+
+
+class LearnedTaskVectorFitted(LayerVector):
+    """One trained vector and the block after which it is added.
+
+    Attributes:
+        config: ``layer``, ``where``, ``blocks`` (those tried), ``sweep`` (their held-out accuracies, empty if the layer
+            was given) and ``loss``: mean training loss by epoch.
+        tensors: ``vector`` ``[d]``.
+    """
+
+    @property
+    def where(self) -> Literal["last", "all"]:  # type: ignore[override]  # here it is a hyperparameter
+        """The tokens that the vector is added to."""
+        return "all" if self.config["where"] == "all" else "last"
+
+    @property
+    def last_token_only(self) -> bool:  # type: ignore[override]
+        """Not where every token is changed."""
+        return self.where == "last"
+
+    def changed(self, states: Tensor, vector: Tensor) -> Tensor:
+        """The sum."""
+        return states + vector
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """Some rows, run as often as a block is trained: once an epoch.
+
+    Attributes:
+        questions: the rows.
+        batch: their prompts, or their last tokens behind the keys and values of all others.
+        states: runs them under what is applied to the model; final hidden states ``[B, d]`` at the prompts' ends.
+    """
+
+    questions: Sequence[Question]
+    batch: Batch
+    states: Callable[[], Tensor]
+
+
+@register("learned_task_vector")
+@dataclass(frozen=True)
+class LearnedTaskVector(Method):
+    """Learned task vectors (arXiv 2509.24169), from what others say about the paper.
+
+    A vector ``v``, 0 at the start, is added to the state after a block at a prompt's last token, and trained through
+    the frozen model by the cross-entropy of the answer's first token after zero-shot prompts. A task vector read from
+    a few-shot prompt takes the state's place instead (`task_vector`).
+
+    The authors' code and their hyperparameters were not at hand. Choices of this implementation:
+
+    - The rows are as many as few-shot shows, and all epochs are run.
+    - AdamW without weight decay. The learning rate is relative to the states: ``learning_rate`` times the root mean
+      square of their entries after the block, since the residual stream of some families grows tenfold and more from
+      the first block to the last. It rises over a tenth of the steps and falls along half a cosine.
+    - A vector is trained for every block tried, and the block is the one that answers most held-out train rows
+      rightly, of equals the lowest. After the last block a vector can only shift all logits: a label prior.
+    - With ``where=last`` nothing before the last token changes, so keys and values of all others are computed once;
+      which rows share a step is therefore drawn once, and their order anew in every epoch.
+
+    Attributes:
+        per_class: rows per class.
+        per_task: rows per in-domain task, for tasks without rows of their own.
+        layer: block number, from 0; none for the best on held-out rows.
+        every: of the blocks, every how-manieth is tried, from the first.
+        where: the tokens that the vector is added to: the ``last``, or ``all``.
+        learning_rate: of AdamW, relative to the size of the states.
+        batch_size: rows a step.
+        epochs: passes over the rows.
+        held_out: train rows held out to choose the block by.
+    """
+
+    per_class: int = 5
+    per_task: int = 3
+    layer: int | None = None
+    every: int = 1
+    where: Literal["last", "all"] = "last"
+    learning_rate: float = 0.02
+    batch_size: int = 8
+    epochs: int = 20
+    held_out: int = 32
+
+    scope: ClassVar[Scope] = Scope.TASK
+    fitted: ClassVar[type[Fitted]] = LearnedTaskVectorFitted
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1."""
+        at_least_one(self, "per_class", "per_task", "every", "batch_size", "epochs", "held_out")
+
+    def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> LearnedTaskVectorFitted:
+        """Train a vector for every block to be tried, then choose one on held-out rows."""
+        blocks = self._blocks(backbone)
+        episodes = Episodes(data, rng, per_class=self.per_class, per_task=self.per_task, held_out=self.held_out)
+        questions = Questions(backbone)
+        shown = questions.zero_shot(episodes.demonstrations())
+        states = last_token_vectors(backbone, shown, [Site("block", layer) for layer in blocks])
+        own = list(self._minibatches(backbone, shown, rng))
+        candidates = [
+            self._trained(backbone, layer, float(states[Site("block", layer)].square().mean().sqrt()), own, rng)
+            for layer in blocks
+        ]
+        if self.layer is not None:
+            return candidates[0]
+        chosen = by_accuracy(
+            backbone, candidates, questions.zero_shot(episodes.held_out), last_token_only=self.where == "last"
+        )
+        chosen.config["blocks"] = blocks
+        return chosen
+
+    def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
+        """The rows twice, the held-out prompts, and for each block and epoch the rows' last tokens (or all)."""
+        shown = demonstration_tokens(self.per_class, self.per_task, tokens, classes)
+        length = sum(tokens.values()) / len(tokens)
+        tried = 1 if self.layer is not None else -(-USUAL_BLOCKS // self.every)
+        a_pass = shown / length if self.where == "last" else shown
+        return 2 * shown + self.held_out * length + COST_OF_TRAINING * tried * self.epochs * a_pass
+
+    def _blocks(self, backbone: Backbone) -> list[int]:
+        if self.layer is not None:
+            return [checked_layer(self, self.layer, backbone.dims.layers)]
+        return list(range(0, backbone.dims.layers, self.every))
+
+    def _minibatches(self, backbone: Backbone, questions: Sequence[Question], rng: Randomness) -> Iterator[Minibatch]:
+        order = rng.python("minibatches").sample(list(questions), len(questions))
+        for start in range(0, len(order), self.batch_size):
+            own = order[start : start + self.batch_size]
+            if self.where == "all":
+                batch = question_batch(backbone, own)
+                yield Minibatch(own, batch, partial(_end_states, backbone, batch))
+            else:
+                sequences = [question.prompt.tokens for question in own]
+                ends = prepared(backbone, list(range(len(own))), sequences, [one.prompt.text for one in own])
+                yield Minibatch(own, ends.batch, ends.states)
+
+    def _trained(
+        self, backbone: Backbone, layer: int, size: float, own: Sequence[Minibatch], rng: Randomness
+    ) -> LearnedTaskVectorFitted:
+        """The vector of one block; ``size`` is the root mean square of the states there."""
+        vector = torch.zeros(backbone.dims.hidden, device=backbone.device)
+        config = {"layer": layer, "where": self.where, "blocks": [layer], "sweep": []}
+        student = LearnedTaskVectorFitted(config, {"vector": vector})
+
+        def loss(minibatch: Minibatch) -> Tensor:
+            with student.applied(backbone, minibatch.batch):
+                states = minibatch.states()
+            return answer_loss(backbone.logits(states), minibatch.questions)
+
+        order = minibatches(len(own), 1, rng.python("training-order"))
+        history = optimise(
+            [([vector], self.learning_rate * size)],
+            loss,
+            (own[place] for (place,) in order),
+            Schedule(self.epochs * len(own), weight_decay=0.0),
+            f"training {self.name}, block {layer}",
+        )
+        epochs = [history[start : start + len(own)] for start in range(0, len(history), len(own))]
+        means = [sum(losses) / len(losses) for losses in epochs]
+        return LearnedTaskVectorFitted({**config, "loss": means}, {"vector": vector.cpu()})
+
+
+def _end_states(backbone: Backbone, batch: Batch) -> Tensor:
+    return batch.at_last(backbone.hidden_states(batch))
