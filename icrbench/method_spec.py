@@ -1,8 +1,14 @@
 """How a method and its hyperparameters are written: ``icr:rank=4:basis=random``, ``icr.rank=4``."""
 
-from collections.abc import Mapping, Sequence
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
 
 from icrbench.util.errors import UserError
+
+GROUP = "icrbench.methods"
+"""Entry points by which installed packages name their methods."""
 
 
 def split(spec: str) -> tuple[str, dict[str, str]]:
@@ -41,3 +47,26 @@ def _pair(text: str, where: str) -> tuple[str, str]:
     if not key or not value:
         raise UserError(f"cannot read '{text}' in '{where}': write hyperparameter=value.")
     return key, value
+
+
+def declared_names(extra_dir: Path | None = None) -> list[str]:
+    """The names that files of methods register, read from their text: importing them would import torch.
+
+    Args:
+        extra_dir: a folder of the user's, beside ``methods/``.
+    """
+    folders = [Path(str(resources.files("icrbench.methods"))), *([] if extra_dir is None else [extra_dir])]
+    return sorted({name for folder in folders for path in folder.rglob("*.py") for name in _registered(path)})
+
+
+def _registered(path: Path) -> Iterator[str]:
+    """Yield the names in ``@register("name")`` of a file; a file that cannot be read is left to its import."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, ValueError, SyntaxError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            for call in node.decorator_list:
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "register":
+                    yield from (str(value.value) for value in call.args if isinstance(value, ast.Constant))

@@ -3,34 +3,14 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from icrbench.data import contamination
+from icrbench.data.rules import Protocol, Rules
 from icrbench.data.sources import LocalDir, Source, TaskData, load, subsample
 from icrbench.data.task import Example, Task
 from icrbench.method import FitData, Method, Pool, Scope
 from icrbench.util.errors import UserError
-
-Protocol = Literal["paper", "in_task"]
-PROTOCOLS: tuple[Protocol, ...] = ("paper", "in_task")
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How data is handed out.
-
-    Attributes:
-        protocol: ``paper`` gives tasks out of domain no labels of their own: what is fitted for them uses the
-            in-domain tasks. ``in_task`` gives every task its own train split.
-        clean: drop train rows that share texts with any known task's test split.
-        limit: test rows a task; None for all.
-    """
-
-    protocol: Protocol
-    clean: bool
-    limit: int | None
 
 
 class Datasets:

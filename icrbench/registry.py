@@ -14,9 +14,8 @@ from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
 from icrbench.method import REGISTRY, Method
+from icrbench.method_spec import GROUP
 from icrbench.util.errors import UserError, unknown
-
-GROUP = "icrbench.methods"  # entry points of installed packages
 
 
 def methods() -> dict[str, type[Method]]:

@@ -13,8 +13,8 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM
 
-from icrbench.backbone.load import local_source
 from icrbench.lm_eval import ICRBenchLM
+from icrbench.model_names import local_source
 
 ROWS = 4
 MAX_LENGTH = 96

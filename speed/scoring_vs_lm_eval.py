@@ -10,7 +10,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM
 
-from icrbench.backbone.load import local_source
+from icrbench.model_names import local_source
 from icrbench.registry import make_method
 from icrbench.scoring.next_token import score
 

@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from cli_setup import Commands, icrbench, lines, model_folder, task_folder
 from icrbench import __version__
 from icrbench.cli import main
+from icrbench.method_spec import declared_names
+from icrbench.registry import methods
 
 __all__ = ["icrbench"]  # a fixture
 
@@ -231,7 +234,7 @@ def test_a_full_disk(icrbench: Commands, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_dry_run_prints_cells_and_cost_and_loads_no_model(icrbench: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("icrbench.run.running.load_backbone", None)
+    monkeypatch.setattr("icrbench.run.runner.load_backbone", None)
     done = icrbench.run(
         "--dry-run", methods="zero_shot,few_shot:per_class=2", tasks="sst2,cb", seeds="0,1", models=model_folder("gpt2")
     )
@@ -298,3 +301,33 @@ def test_a_reader_that_goes_away(icrbench: Commands, monkeypatch: pytest.MonkeyP
     with os.fdopen(write, "w", buffering=1) as broken:
         monkeypatch.setattr(sys, "stdout", broken)
         assert main(["list", "tasks"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--methods", "zeroshot"], "unknown method 'zeroshot': did you mean zero_shot"),
+        (["--methods", "icr:rank=4,icrr"], "unknown method 'icrr': did you mean icr"),
+        (["--methods", "icr", "--tasks", "ss2"], "unknown task 'ss2'"),
+        (["--methods", "icr", "--preset", "papr"], "unknown preset 'papr'"),
+        (["--methods", "icr", "--protocol", "in-task"], "unknown protocol 'in-task'"),
+        (["--experiment", "pid"], "unknown experiment 'pid'"),
+        (["--methods", "icr", "--models", "lama"], "unknown model 'lama'"),
+    ],
+)
+def test_a_typo_in_a_name_is_answered_before_torch_is_imported(arguments: list[str], words: str) -> None:
+    code = (
+        "import sys\nfrom icrbench.cli import main\n"
+        "assert main(sys.argv[1:]) == 2\nassert not {'torch', 'transformers', 'pandas'} & set(sys.modules)"
+    )
+    models = [] if "--models" in arguments else ["--models", "gemma-270m"]
+    command = [sys.executable, "-c", code, "run", *arguments, *models]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert words in done.stderr
+
+
+def test_methods_of_a_folder_are_known_without_importing_them(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text('@register("mine")\nclass Mine: ...\n')
+    (tmp_path / "broken.py").write_text("def (:\n")
+    assert set(declared_names(tmp_path)) == {*methods(), "mine"}

@@ -8,13 +8,11 @@ import pytest
 
 from cli_setup import model_folder
 from icrbench.data.find_tasks import load_tasks
-from icrbench.data.sources import Demo
-from icrbench.protocol import Datasets, Rules
+from icrbench.protocol import Datasets
 from icrbench.run import estimate as module
 from icrbench.run.estimate import estimate
-from icrbench.run.plan import Cell, cells
-from icrbench.run.presets import preset
-from icrbench.run.request import parse_methods
+from icrbench.run.plan import Cell, plan
+from icrbench.run.request import Request
 from icrbench.util.errors import UserError
 from tiny import tiny_model
 
@@ -22,11 +20,17 @@ TASKS = load_tasks()
 
 
 def grid(methods: str, tasks: str, seeds: Sequence[int] = (0,), limit: int | None = 5) -> tuple[list[Cell], Datasets]:
-    found = parse_methods(methods, [], preset("demo"))
-    chosen = [TASKS[name] for name in tasks.split()]
-    domains = [task for task in TASKS.values() if task.role == "id"]
-    datasets = Datasets(chosen, domains, Demo(), Rules("paper", False, limit), Path("unused"))
-    return cells(found, tasks.split(), seeds), datasets
+    request = Request.build(
+        methods=methods,
+        models="no/model",
+        tasks=tasks.split(),
+        seeds=seeds,
+        limit="all" if limit is None else limit,
+        preset="demo",
+        demo=True,
+    )
+    datasets = request.datasets()
+    return [cell for unit in plan(request, datasets) for cell in unit.cells], datasets
 
 
 def tokens(*arguments: object, **more: object) -> float:

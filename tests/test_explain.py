@@ -12,8 +12,8 @@ from torch import Tensor
 from cli_setup import Commands, icrbench, model_folder
 from icr_setup import ToyEncoder, demo_test, some_directions, some_strengths
 from icrbench.analysis.explain import attention_change, explain, observed
-from icrbench.analysis.explanation import sparks, text
-from icrbench.analysis.given import given_example
+from icrbench.analysis.explanation_text import sparks, text
+from icrbench.analysis.typed_input import given_example
 from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.sites import Site
 from icrbench.backbone.steering import steered
@@ -296,7 +296,7 @@ def test_the_command_explains_a_stored_fit(icrbench: Commands, monkeypatch: pyte
 
 
 def test_the_command_refuses_before_it_loads(icrbench: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("icrbench.analysis.explaining.load_backbone", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("icrbench.backbone.load.load_backbone", lambda *_, **__: pytest.fail("loaded"))
     asked = ("explain", "a fine film", "--model", model_folder())
     icrbench.refused(icrbench(*asked, "--method", "icr"), "needs a fit", "--out OUT")
     icrbench.refused(icrbench(*asked, "--method", "icrr"), "icr")

@@ -78,7 +78,7 @@ def test_a_fit_of_another_model_is_none(icrbench: Commands) -> None:
 
 
 def test_what_can_be_seen_before_loading_is(icrbench: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("icrbench.analysis.explaining.load_backbone", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("icrbench.backbone.load.load_backbone", lambda *_, **__: pytest.fail("loaded"))
     nowhere = icrbench.folder / "nowhere"
     line = f"`icrbench run --methods few_shot --models {model_folder()} --tasks sst2 --out {nowhere}`"
     icrbench.refused(explained(icrbench, folder="nowhere"), f"{nowhere} has no fit of few_shot", line)

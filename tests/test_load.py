@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from icrbench.backbone import Backbone, load
-from icrbench.backbone.load import check_model, default_dtype, load_backbone, local_source
+from icrbench.backbone.load import default_dtype, load_backbone
+from icrbench.model_names import check_model, local_source
 from icrbench.util.errors import UserError
 from tiny import FAMILIES, tiny_model, tokenizer
 

@@ -8,11 +8,12 @@ import pytest
 
 from cli_setup import lines
 from icrbench.data.find_tasks import load_tasks
+from icrbench.data.rules import Protocol, Rules
 from icrbench.data.sources import Demo, LocalDir, Source, TaskData, load
 from icrbench.data.task import Task
 from icrbench.method import Method, Scope
 from icrbench.methods.few_shot import FewShot
-from icrbench.protocol import Datasets, Protocol, Rules, needed_domains
+from icrbench.protocol import Datasets, needed_domains
 from icrbench.registry import make_method
 from icrbench.util.errors import UserError
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from decimal import Decimal
 
-from icrbench.backbone.load import known_models
+from icrbench.model_names import known_models
 from icrbench.report.leaderboard import PAPER
 from icrbench.report.published import MODELS, PublishedRow, disagreements, find, published, published_model, tenth
 

@@ -4,66 +4,21 @@ import importlib.util
 import shutil
 import tempfile
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from icrbench.backbone.anatomy import anatomy_of
 from icrbench.backbone.core import Backbone, Revision
+from icrbench.model_names import check_model, known_models, name_and_revision, path_of
 from icrbench.util.cache import cache_folder, hash_files
 from icrbench.util.errors import UserError, unknown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.json", "*.model", "*.txt")
-
-
-def known_models() -> dict[str, dict[str, Any]]:
-    """The entries of ``models.yaml``."""
-    entries: dict[str, dict[str, Any]] = yaml.safe_load(files(__package__).joinpath("models.yaml").read_text("utf-8"))
-    return entries
-
-
-def check_model(spec: str) -> None:
-    """Raise a UserError if a model cannot be what the user meant; loads nothing.
-
-    A name without a slash must be in ``models.yaml`` or exist as a path; anything with one may be a hub id.
-    """
-    name, revision = _name_and_revision(spec)
-    if revision and "gguf" in known_models().get(name, {}):
-        raise UserError(f"model '{name}' is shipped in a package and has no revisions: leave out '@{revision}'.")
-    is_path = name.endswith(".gguf") or name.startswith((".", "/", "~"))
-    if is_path and not _path(name).exists():
-        raise UserError(f"no file or folder {name}: check the model's path.")
-    if not is_path and name not in known_models() and "/" not in name and not _path(name).exists():
-        raise unknown("model", name, known_models())
-
-
-def _name_and_revision(spec: str) -> tuple[str, str]:
-    """``name@revision`` in two; the revision is empty where none is given, as in a path that has the sign itself."""
-    name, _, revision = (spec, "", "") if _path(spec).exists() else spec.partition("@")
-    return name, revision
-
-
-def _path(name: str) -> Path:
-    """A path as the user may write it."""
-    try:
-        return Path(name).expanduser()
-    except RuntimeError:  # the home of nobody
-        return Path(name)
-
-
-def local_source(spec: str) -> Path | None:
-    """The folder of a converted or local model, if there is one already; loads and converts nothing."""
-    converted = sorted((cache_folder() / "models").glob(f"{Path(spec).stem}-{'[0-9a-f]' * 16}"))
-    if "gguf" in known_models().get(spec, {}) or spec.endswith(".gguf"):
-        return converted[0] if converted else None
-    folder = _path(spec)
-    return folder if folder.is_dir() else None
 
 
 def default_device() -> str:
@@ -100,15 +55,15 @@ def load_backbone(
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     _check_device(device)
-    name, asked = _name_and_revision(spec)
+    name, asked = name_and_revision(spec)
     entry = known_models().get(name, {})
     folder: Path | None = None
     if "gguf" in entry:
         location, revision, folder = _converted(name, _packaged_gguf(name, entry["gguf"]))
-    elif name.endswith(".gguf") and _path(name).is_file():
-        location, revision, folder = _converted(Path(name).stem, _path(name))
-    elif "hub" not in entry and _path(name).is_dir():
-        folder = _path(name)
+    elif name.endswith(".gguf") and path_of(name).is_file():
+        location, revision, folder = _converted(Path(name).stem, path_of(name))
+    elif "hub" not in entry and path_of(name).is_dir():
+        folder = path_of(name)
         weights = sorted(path for pattern in WEIGHT_PATTERNS for path in folder.glob(pattern))
         location, revision = folder.name, hash_files(weights)
     else:

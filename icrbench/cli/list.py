@@ -1,19 +1,41 @@
-"""What there is to choose from, as tables."""
+"""``icrbench list``: what there is to choose from, as tables."""
 
+import argparse
 import inspect
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from icrbench.backbone.load import known_models
+from icrbench.cli.options import add_folders, import_methods
 from icrbench.data.find_tasks import load_tasks
 from icrbench.experiments import experiments
-from icrbench.registry import methods
+from icrbench.model_names import known_models
+
+if TYPE_CHECKING:
+    from icrbench.cli.options import Subcommands
+
+
+def add(commands: "Subcommands") -> None:
+    """Add the command."""
+    parser = commands.add_parser("list", help="what there is to choose from")
+    parser.add_argument("what", choices=["methods", "models", "tasks", "experiments"])
+    add_folders(parser)
+    parser.set_defaults(command=command)
+
+
+def command(options: argparse.Namespace) -> int:
+    """Print the table."""
+    import_methods(options)
+    print(listing(options.what, options.tasks_dir))
+    return 0
 
 
 def listing(what: str, tasks_dir: Path | None = None) -> str:
     """Methods, models, tasks or experiments, one a line."""
     if what == "methods":
+        from icrbench.registry import methods  # imports torch
+
         rows = [
             [name, method.scope, (inspect.getdoc(method) or "").splitlines()[0]] for name, method in methods().items()
         ]

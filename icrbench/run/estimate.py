@@ -8,9 +8,10 @@ import torch
 from transformers import AutoConfig
 
 from icrbench.backbone.anatomy import anatomy_of, dimensions_of
-from icrbench.backbone.load import known_models, local_source
+from icrbench.model_names import known_models, local_source
 from icrbench.protocol import Datasets
-from icrbench.run.plan import Cell
+from icrbench.run.plan import Cell, plan
+from icrbench.run.request import Request
 
 LETTERS_PER_TOKEN = 4.0  # English text, most tokenizers
 EFFICIENCY = 0.5  # share of a large matrix product's speed that a forward pass reaches
@@ -45,6 +46,24 @@ def estimate(grid: Sequence[Cell], datasets: Datasets, model: str) -> Estimate:
     parameters = _parameters(model)
     seconds = None if parameters is None else 2 * parameters * tokens / (_flops() * EFFICIENCY)
     return Estimate(tokens, seconds)
+
+
+def print_plan(request: Request) -> None:
+    """Print the cells of a run and what they will cost; no model is loaded."""
+    datasets = request.datasets()
+    grid = [cell for unit in plan(request, datasets) for cell in unit.cells]
+    for model in request.models:
+        for cell in grid:
+            print(f"{model}  {cell}  ({len(datasets.test(cell.task))} rows)")
+        cost = estimate(grid, datasets, model)
+        time = "time unknown (the model is not here)" if cost.seconds is None else f"about {_duration(cost.seconds)}"
+        print(f"{model}: {len(grid)} cells, about {cost.tokens / 1e6:.2f} million tokens, {time} on this machine")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _parameters(model: str) -> float | None:

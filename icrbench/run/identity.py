@@ -1,4 +1,4 @@
-"""What a result depends on beside its configuration."""
+"""What makes a result the same result: everything that can change its number, and the code that computes it."""
 
 import hashlib
 import sys
@@ -7,10 +7,36 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from icrbench.backbone import Backbone
+from icrbench.data.rules import Rules
 from icrbench.method import Method
+from icrbench.protocol import Datasets
+from icrbench.run.plan import Cell
+from icrbench.scoring.prompting import MAX_QUERY_TOKENS
 
 # What these compute is in every number; reports, the command line and the store are not in any.
-COMPUTING = ("backbone", "data", "scoring", "toolkit", "method.py", "protocol.py", "randomness.py")
+COMPUTING = ("backbone", "data", "scoring", "toolkit", "method.py", "model_names.py", "protocol.py", "randomness.py")
+
+
+def cell_identity(cell: Cell, backbone: Backbone, datasets: Datasets, rules: Rules) -> dict[str, Any]:
+    """Everything that can change a cell's result, as JSON values."""
+    data, method = datasets.data[cell.task], cell.method.method
+    return {
+        "method": {"name": method.name, "hyperparameters": method.hyperparameters()},
+        "code": code_identity(type(method)),
+        "model": backbone.identity(),
+        "pools": {
+            name: {"rows": pool.sha256, "task": pool.task.identity()}
+            for name, pool in datasets.pools(method, cell.task).items()
+        },
+        "target": datasets.target(method, cell.task),
+        "seed": cell.seed,
+        "protocol": rules.protocol,
+        "clean": rules.clean,
+        "task": data.task.identity(),
+        "test": {"sha256": data.provenance.sha256["test"], "limit": rules.limit},
+        "scoring": {"max_query_tokens": MAX_QUERY_TOKENS},
+    }
 
 
 @cache

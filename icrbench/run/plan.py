@@ -1,22 +1,17 @@
-"""Which results are to be had, and in which order."""
+"""Which results are to be had, and in which order: cells, grouped by the fit that they share."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from icrbench.method import Method
-
-
-@dataclass(frozen=True)
-class LabelledMethod:
-    """A method and how the user wrote it, which is its name in tables."""
-
-    label: str
-    method: Method
+from icrbench.method import Scope
+from icrbench.protocol import Datasets
+from icrbench.run.labels import LabelledMethod
+from icrbench.run.request import Request
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One result to be had."""
+    """A result to be had: one method on one task with one seed."""
 
     method: LabelledMethod
     task: str
@@ -26,14 +21,38 @@ class Cell:
         return f"{self.method.label} {self.task}" + ("" if self.seed is None else f" seed {self.seed}")
 
 
-def cells(methods: Sequence[LabelledMethod], tasks: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
-    """The cells of one model in working order: what is fitted once stays together.
+@dataclass(frozen=True)
+class Unit:
+    """The unit of work: the cells that one fit serves.
 
-    A method without randomness has one cell a task, whatever the seeds.
+    Attributes:
+        target: the task whose own train split the fit sees; None for a fit on the in-domain tasks, and for no fit.
+        cells: of one method and seed, in the order of the tasks.
+    """
+
+    target: str | None
+    cells: tuple[Cell, ...]
+
+
+def plan(request: Request, datasets: Datasets) -> list[Unit]:
+    """Cut the work of one model into units, methods in the order asked for.
+
+    A method without randomness has one cell a task, whatever the seeds. A method without a fit has a unit a task.
     """
     return [
-        Cell(method, task, seed)
-        for method in methods
-        for seed in (seeds if method.method.seeded else [None])
-        for task in tasks
+        unit
+        for method in request.methods
+        for seed in (request.seeds if method.method.seeded else [None])
+        for unit in _units(request, datasets, method, seed)
     ]
+
+
+def _units(request: Request, datasets: Datasets, method: LabelledMethod, seed: int | None) -> Iterator[Unit]:
+    groups: dict[tuple[str | None, str | None], list[Cell]] = {}
+    for task in request.tasks:
+        if task.name in request.only.get(method.label, frozenset([task.name])):
+            target = datasets.target(method.method, task.name)
+            alone = task.name if method.method.scope is Scope.NONE else None
+            groups.setdefault((target, alone), []).append(Cell(method, task.name, seed))
+    for (target, _), cells in groups.items():
+        yield Unit(target, tuple(cells))

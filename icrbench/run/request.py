@@ -1,18 +1,26 @@
 """What the user asked for, checked before any work is done."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, Self
 
-from icrbench import method_spec
-from icrbench.data.sources import Source
+from icrbench.data.find_tasks import get_tasks, load_tasks
+from icrbench.data.rules import PROTOCOLS, Rules
+from icrbench.data.sources import Demo, Hub, LocalDir, Source
 from icrbench.data.task import Task
-from icrbench.protocol import Rules
-from icrbench.registry import make_method, methods
-from icrbench.run.plan import Cell, LabelledMethod, cells
+from icrbench.experiments import get_experiments, specs
+from icrbench.model_names import check_model
+from icrbench.protocol import Datasets, needed_domains
+from icrbench.registry import import_folder
+from icrbench.run import presets
+from icrbench.run.labels import LabelledMethod, experiment_methods, parse_methods
 from icrbench.run.presets import Preset
 from icrbench.scoring.next_token import ScoringOptions
+from icrbench.util.cache import cache_folder
 from icrbench.util.errors import UserError, unknown
+
+DEFAULT_OUT = Path("runs/default")
 
 
 @dataclass(frozen=True)
@@ -51,69 +59,132 @@ class Request:
     command: str = ""
     only: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
-    def cells(self) -> list[Cell]:
-        """The cells of one model in working order."""
-        everywhere = frozenset(task.name for task in self.tasks)
-        grid = cells(self.methods, [task.name for task in self.tasks], self.seeds)
-        return [cell for cell in grid if cell.task in self.only.get(cell.method.label, everywhere)]
+    @classmethod
+    def build(
+        cls,
+        *,
+        models: str | Sequence[str],
+        methods: str | Sequence[str] | None = None,
+        experiment: str | None = None,
+        tasks: str | Sequence[str] | None = None,
+        seeds: Sequence[int] | None = None,
+        limit: int | Literal["all"] | None = None,
+        preset: str = "paper",
+        settings: Sequence[str] = (),
+        protocol: str = "paper",
+        clean: bool = False,
+        data_dir: Path | None = None,
+        demo: bool = False,
+        tasks_dir: Path | None = None,
+        methods_dir: Path | None = None,
+        out: Path = DEFAULT_OUT,
+        cache_dir: Path | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+        device_map: str | None = None,
+        batch_size: int | None = None,
+        command: str = "",
+    ) -> Self:
+        """Check everything that can be checked without loading data or a model.
+
+        Args:
+            models: names, hub ids, folders or GGUF files; a text may hold several, joined by commas, like the next.
+            methods: ``all``, or methods as ``icr:rank=4``.
+            experiment: instead of methods, the rows of tables: names of experiments, or ``all``.
+            tasks: ``all``, roles or names; None for all, or for the experiment's own.
+            seeds: None for the preset's.
+            limit: test rows a task; None for the preset's.
+            preset: sizes of the run.
+            settings: ``method.hyperparameter=value`` texts.
+            protocol: ``paper`` or ``in_task``.
+            clean: drop train rows that share texts with test splits.
+            data_dir: folder with ``TASK/train.jsonl`` and ``TASK/test.jsonl``; None for the hub.
+            demo: use the bundled rows.
+            tasks_dir: folder with further task files.
+            methods_dir: folder with further method files.
+            out: results folder.
+            cache_dir: intermediate artefacts; None for the user's cache folder.
+            device: torch device; None for the first GPU, else the CPU.
+            dtype: number type; None for float32 on a CPU, else bfloat16.
+            device_map: to spread a model over devices.
+            batch_size: most prompts a batch; None to go by free memory.
+            command: what the user typed.
+
+        Raises:
+            UserError: for anything wrong, in one sentence.
+        """
+        if methods_dir is not None:
+            import_folder(methods_dir)
+        sizes = presets.preset(preset)
+        chosen = next((name for name in PROTOCOLS if name == protocol), None)
+        if chosen is None:
+            raise unknown("protocol", protocol, PROTOCOLS)
+        only: dict[str, frozenset[str]] = {}
+        task_names = None if tasks is None else _joined(tasks)
+        if methods is None:
+            labelled, found, only = _experiment(str(experiment), settings, sizes, task_names, tasks_dir)
+        else:
+            labelled = parse_methods(_joined(methods), settings, sizes)
+            found = get_tasks("all" if task_names is None else task_names, tasks_dir)
+        return cls(
+            methods=labelled,
+            models=_models(models),
+            tasks=found,
+            known_tasks=list(load_tasks(tasks_dir).values()),
+            seeds=sizes.seeds if seeds is None else list(dict.fromkeys(seeds)),
+            source=_source(data_dir, demo),
+            rules=Rules(chosen, clean, sizes.limit if limit is None else None if limit == "all" else limit),
+            out=out,
+            workspace=cache_dir or cache_folder(),
+            scoring=ScoringOptions(batch_size=batch_size),
+            device=device,
+            dtype=dtype,
+            device_map=device_map,
+            command=command,
+            only=only,
+        )
+
+    def datasets(self) -> Datasets:
+        """Load the data of the run."""
+        methods = [item.method for item in self.methods]
+        domains = needed_domains(self.known_tasks, self.tasks, methods, self.rules.protocol)
+        return Datasets(self.tasks, domains, self.source, self.rules, self.workspace, self.known_tasks)
 
 
-def parse_methods(text: str, settings: Sequence[str], preset: Preset) -> list[LabelledMethod]:
-    """Methods from ``all`` or ``name[:hyperparameter=value...],...`` and from ``name.hyperparameter=value`` settings.
-
-    The preset's values go first, then the settings, then what stands in the method's own text. A label keeps
-    everything that was asked for beside the preset.
-
-    Raises:
-        UserError: for unknown names, values of the wrong type, or text that cannot be read.
-    """
-    specs = list(methods()) if text == "all" else [part.strip() for part in text.split(",") if part.strip()]
-    if not specs:
-        raise UserError("no method asked for: name some with --methods, or all of them with --methods all.")
-    common = method_spec.settings(settings)
-    found = {item.label: item for item in (_labelled(text, common, preset) for text in specs)}
-    _check_settings(common, found.values())
-    return list(found.values())
+def _joined(names: str | Sequence[str]) -> str:
+    return names if isinstance(names, str) else ",".join(names)
 
 
-def experiment_methods(
-    rows: Sequence[str], settings: Sequence[str], preset: Preset
-) -> tuple[list[LabelledMethod], dict[str, str]]:
-    """The methods of experiments' rows, and the label of each row; rows that are equal get one method.
-
-    A label keeps only what changes the method: with ``rank`` 8 by default, ``icr:rank=8`` is ``icr``, which other
-    experiments have as well.
-
-    Raises:
-        UserError: as ``parse_methods``.
-    """
-    common = method_spec.settings(settings)
-    made = {row: _shortest(row, common, preset) for row in rows}
-    found = {item.label: item for item in made.values()}
-    _check_settings(common, found.values())
-    return list(found.values()), {row: item.label for row, item in made.items()}
+def _models(names: str | Sequence[str]) -> list[str]:
+    models = list(dict.fromkeys(name.strip() for name in _joined(names).split(",") if name.strip()))
+    if not models:
+        raise UserError("no model asked for: name one with --models; `icrbench list models` shows some.")
+    for model in models:
+        check_model(model)
+    return models
 
 
-def _labelled(text: str, common: Mapping[str, Mapping[str, str]], preset: Preset) -> LabelledMethod:
-    name, pairs = method_spec.split(text)
-    asked = {**common.get(name, {}), **pairs}
-    return LabelledMethod(method_spec.label(name, asked), make_method(name, {**preset.methods.get(name, {}), **asked}))
+def _experiment(
+    text: str, settings: Sequence[str], sizes: Preset, tasks: str | None, tasks_dir: Path | None
+) -> tuple[list[LabelledMethod], list[Task], dict[str, frozenset[str]]]:
+    """Read the methods and tasks of experiments, and the tasks that each label is confined to."""
+    chosen = get_experiments(text)
+    methods, labels = experiment_methods(specs(chosen), settings, sizes)
+    wanted: dict[str, set[str]] = {}
+    found: dict[str, Task] = {}
+    for experiment in chosen:
+        own = {task.name: task for task in get_tasks(experiment.tasks if tasks is None else tasks, tasks_dir)}
+        found |= own
+        for row in experiment.rows:
+            wanted.setdefault(labels[row.method], set()).update(own)
+    return methods, list(found.values()), {label: frozenset(names) for label, names in wanted.items()}
 
 
-def _shortest(text: str, common: Mapping[str, Mapping[str, str]], preset: Preset) -> LabelledMethod:
-    """The method of a row with the shortest label that gives it."""
-    whole = _labelled(text, common, preset)
-    name, pairs = method_spec.split(text)
-    for key in list(pairs):
-        fewer = {other: value for other, value in pairs.items() if other != key}
-        shorter = _labelled(method_spec.label(name, fewer), common, preset)
-        if shorter.method == whole.method:
-            whole, pairs = shorter, fewer
-    return whole
-
-
-def _check_settings(common: Mapping[str, object], found: Iterable[LabelledMethod]) -> None:
-    for name in sorted(set(common) - {item.method.name for item in found}):
-        if name not in methods():
-            raise unknown("method in --set", name, methods())
-        raise UserError(f"--set {name}.… sets a method that is not run: add it to --methods.")
+def _source(data_dir: Path | None, demo: bool) -> Source:
+    if demo:
+        return Demo()
+    if data_dir is None:
+        return Hub()
+    if not data_dir.is_dir():
+        raise UserError(f"no folder {data_dir}: give --data-dir the folder that holds TASK/train.jsonl.")
+    return LocalDir(data_dir)

@@ -18,33 +18,37 @@ from icrbench.method import Fitted, Scope
 from icrbench.protocol import Datasets
 from icrbench.run.plan import Cell
 from icrbench.run.request import Request
-from icrbench.run.runner import Runner
+from icrbench.run.worker import Worker
 from icrbench.store.store import Store
 from icrbench.toolkit.episodes import Labelled, Questions
 from icrbench.util.files import write_atomic
-from icrbench.util.progress import bar, say
+from icrbench.util.progress import bar, say, set_quiet
 
 SCHEMA = 1
 TOP_TOKENS = 200
 LENGTHS = (16, 32, 64, 128, 256, 512)
 
 
-def analyse(asked: Request, datasets: Datasets) -> list[Path]:
+def analyse(asked: Request, *, quiet: bool = False) -> list[Path]:
     """Analyse every method and seed of a request on its tasks; fits that are not there are made.
 
     Returns:
         The files written, ``OUT/analysis/KIND-KEY.json``.
     """
+    set_quiet(quiet)
+    store = Store(asked.out)
+    store.check_writable()
+    datasets = asked.datasets()
     written: list[Path] = []
     tasks = [task.name for task in asked.tasks]
     for model in asked.models:
         backbone = load_backbone(model, device=asked.device, dtype=asked.dtype, device_map=asked.device_map)
-        runner = Runner(backbone, datasets, asked.rules, Store(asked.out), asked.scoring, asked.command)
+        worker = Worker(backbone, datasets, asked, store)
         shown: dict[str, tuple[Fitted, int]] = {}
         for method in asked.methods:
             for seed in asked.seeds if method.method.seeded else [None]:
                 about = {"model": backbone.revision.name, "label": method.label, "seed": seed, "tasks": tasks}
-                fits = {task: runner.fitted(Cell(method, task, seed))[0] for task in tasks}
+                fits = {task: worker.fitted(Cell(method, task, seed))[0] for task in tasks}
                 first = fits[tasks[0]]
                 shown.setdefault(method.label, (first, int(first.config.get("tokens", 0))))
                 if method.method.scope is not Scope.NONE and not first.shares_prefix:  # words change without a prompt

@@ -1,0 +1,84 @@
+"""The fits of a results folder: made once, by one process, and read by all others."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from icrbench.backbone import Backbone
+from icrbench.backbone.metering import Cost
+from icrbench.method import Fitted, Method, Scope
+from icrbench.store.artefact import Artefact, DamagedArtefact
+from icrbench.store.store import Store
+from icrbench.util.progress import say
+
+POLL_SECONDS = 1.0  # between two looks at a lock
+
+
+class Fits:
+    """Gives the fit of a cell: from this process, from the results folder, or made now."""
+
+    def __init__(self, store: Store, backbone: Backbone) -> None:
+        self._store = store
+        self._backbone = backbone
+        self._latest: dict[Path, tuple[Fitted, Cost]] = {}
+        self._failed: dict[Path, tuple[Exception, TracebackType | None]] = {}
+
+    def get(
+        self, method: Method, folder: Path, make: Callable[[], tuple[Fitted, Cost]], what: str
+    ) -> tuple[Fitted, Cost]:
+        """Return a fit and what it took.
+
+        Args:
+            method: the method.
+            folder: where the fit belongs (`Store.fit_folder`).
+            make: makes it.
+            what: the cell that needs it, for messages.
+
+        Raises:
+            DamagedArtefact: if the folder holds something else.
+            Exception: whatever ``make`` raised, for every cell that needs the fit; it is tried once a run.
+        """
+        if folder in self._failed:
+            error, where = self._failed[folder]
+            raise error.with_traceback(where)
+        if folder not in self._latest:
+            try:
+                self._latest = {folder: self._stored(method, folder, make, what)}  # cells of one fit follow each other
+            except DamagedArtefact:
+                raise
+            except Exception as error:
+                self._failed[folder] = (error, error.__traceback__)
+                raise
+        return self._latest[folder]
+
+    def _stored(
+        self, method: Method, folder: Path, make: Callable[[], tuple[Fitted, Cost]], what: str
+    ) -> tuple[Fitted, Cost]:
+        """Read the fit from the results folder, or make it and put it there; one process makes it, others wait."""
+        if method.scope is Scope.NONE:
+            return make()
+        waiting = False
+        while True:
+            with self._store.lock(f"fit-{folder.name}") as free:
+                if free:
+                    return (
+                        self._read(method, folder)
+                        if (folder / "fitted.json").exists()
+                        else self._made(method, folder, make)
+                    )
+            if not waiting:
+                say(f"{what}: waiting for another process that makes the same fit")
+                waiting = True
+            time.sleep(POLL_SECONDS)
+
+    def _made(self, method: Method, folder: Path, make: Callable[[], tuple[Fitted, Cost]]) -> tuple[Fitted, Cost]:
+        fitted, cost = make()
+        Artefact(method, fitted, self._backbone.identity(), cost).save(folder)
+        return fitted, cost
+
+    def _read(self, method: Method, folder: Path) -> tuple[Fitted, Cost]:
+        artefact = Artefact.load(folder, self._backbone)
+        if artefact.method != method:
+            raise DamagedArtefact(f"{folder} holds another fit: delete it, and it is fitted again.")
+        return artefact.fitted, artefact.cost

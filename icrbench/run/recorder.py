@@ -1,0 +1,131 @@
+"""What becomes of outcomes: one record a cell, written as it is finished, and a line that says so."""
+
+import traceback
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+from icrbench.protocol import Datasets
+from icrbench.run.environment import environment
+from icrbench.run.plan import Cell
+from icrbench.run.request import Request
+from icrbench.run.worker import Outcome, Worker
+from icrbench.store.records import SCHEMA_VERSION, CellRecord, Failure, identity_key
+from icrbench.store.store import Store
+from icrbench.util.progress import say
+
+
+@dataclass
+class Tally:
+    """How a run went, in cells."""
+
+    done: int = 0
+    kept: int = 0
+    left: int = 0
+    failed: int = 0
+
+    def __str__(self) -> str:
+        left = f", {self.left} left to another process" if self.left else ""
+        return f"{self.done} cells run, {self.kept} already there{left}, {self.failed} failed"
+
+
+class Recorder:
+    """Records the cells of one model.
+
+    Args:
+        worker: knows the identity of each cell, and the model.
+        datasets: the data of the run, for the records.
+        request: what was asked for.
+        store: where records go.
+        total: cells of the run, for progress.
+    """
+
+    def __init__(self, worker: Worker, datasets: Datasets, request: Request, store: Store, total: int) -> None:
+        self._worker = worker
+        self._datasets = datasets
+        self._request = request
+        self._store = store
+        self._total = total
+        self._number = 0
+        self._environment = {**environment(), "command": request.command}
+        self.tally = Tally()
+
+    def unfinished(self, cells: Sequence[Cell]) -> Generator[Cell]:
+        """Yield the cells that have no result yet, each claimed until the next is asked for."""
+        for cell in cells:
+            self._number += 1
+            key = identity_key(self._worker.identity(cell))
+            with self._store.lock(key) as free:
+                if not free:
+                    self._say(cell, "being run by another process, left to it")
+                    self.tally.left += 1
+                elif kept := self._store.completed(key):
+                    self.tally.kept += 1
+                    if kept["cell"]["label"] != cell.method.label:
+                        self._say(cell, f"is the same as {kept['cell']['label']}, already there")
+                else:
+                    yield cell
+
+    def write(self, outcome: Outcome) -> None:
+        """Keep what became of a cell."""
+        record = self._record(outcome)
+        self._store.write(record, outcome.rows if outcome.error is None else None)
+        if record["error"] is not None:
+            self.tally.failed += 1
+            self._say(outcome.cell, f"failed: {record['error']['message']}")
+        elif record["result"] is not None:
+            self.tally.done += 1
+            result = record["result"]
+            accuracy, seconds = 100 * result["accuracy"], result["seconds_score"]
+            self._say(outcome.cell, f"{accuracy:5.1f} %  ({result['n']} rows, {seconds:.1f} s)")
+
+    def _record(self, outcome: Outcome) -> CellRecord:
+        cell, rules = outcome.cell, self._request.rules
+        identity = self._worker.identity(cell)
+        data = self._datasets.data[cell.task]
+        provenance = data.provenance
+        return {
+            "schema": SCHEMA_VERSION,
+            "key": identity_key(identity),
+            "status": "ok" if outcome.error is None else "failed",
+            "cell": {
+                "method": cell.method.method.name,
+                "label": cell.method.label,
+                "model": self._worker.backbone.revision.name,
+                "task": cell.task,
+                "seed": cell.seed,
+                "protocol": rules.protocol,
+                "clean": rules.clean,
+            },
+            "identity": identity,
+            "task": {"title": data.task.title, "role": data.task.role, "n_options": data.task.max_options},
+            "data": {
+                "kind": provenance.kind,
+                "location": provenance.location,
+                "revision": provenance.revision,
+                "sha256": provenance.sha256,
+                "n_test_full": provenance.n_test,
+                "limit": rules.limit,
+                "contamination": {
+                    "pairs": self._datasets.overlap(cell.method.method, cell.task),
+                    "clean": rules.clean,
+                },
+            },
+            "result": outcome.result,
+            "error": None if outcome.error is None else _failure(outcome.error),
+            "environment": self._environment,
+            "started": outcome.started.isoformat(timespec="seconds"),
+            "finished": outcome.finished.isoformat(timespec="seconds"),
+        }
+
+    def _say(self, cell: Cell, text: str) -> None:
+        width = len(str(self._total))
+        model = self._worker.backbone.revision.name
+        say(f"[{self._number:{width}}/{self._total}] {model}  {cell!s:<32} {text}")
+
+
+def _failure(error: Exception) -> Failure:
+    return {
+        "type": type(error).__name__,
+        "message": (str(error).strip().splitlines() or [type(error).__name__])[0],
+        "traceback": "".join(traceback.format_exception(error)),
+    }

@@ -1,0 +1,151 @@
+"""One loaded model at work: fits methods, scores cells, and yields what is to be recorded."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from icrbench.backbone import Backbone
+from icrbench.backbone.metering import Cost, metered
+from icrbench.backbone.reuse import Reused
+from icrbench.data.task import Example
+from icrbench.method import Fitted
+from icrbench.protocol import Datasets
+from icrbench.randomness import Randomness
+from icrbench.run.fits import Fits
+from icrbench.run.identity import cell_identity
+from icrbench.run.plan import Cell
+from icrbench.run.request import Request
+from icrbench.scoring.next_token import Scored, score
+from icrbench.scoring.prompting import Prompter
+from icrbench.store.artefact import DamagedArtefact
+from icrbench.store.records import Result
+from icrbench.store.store import Store
+from icrbench.util.progress import bar
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell: a result with its example rows, or an error.
+
+    Attributes:
+        cell: the cell.
+        started, finished: when.
+        result: its numbers; None if it failed.
+        rows: one an example, with the columns of ``EXAMPLE_SCHEMA``; empty if it failed.
+        error: why it failed.
+    """
+
+    cell: Cell
+    started: datetime
+    finished: datetime
+    result: Result | None
+    rows: Sequence[Mapping[str, Any]]
+    error: Exception | None
+
+
+class Worker:
+    """Fits and scores the cells of one model.
+
+    Raises:
+        UserError: if the options of a task cannot be told apart on this model's tokenizer.
+    """
+
+    def __init__(self, backbone: Backbone, datasets: Datasets, request: Request, store: Store) -> None:
+        self.backbone = backbone
+        self._datasets = datasets
+        self._request = request
+        self._store = store
+        self._fits = Fits(store, backbone)
+        self._reused = Reused()
+        self._identities: dict[Cell, dict[str, Any]] = {}
+        for task in datasets.tasks.values():  # options that cannot be told apart are found before any work
+            prompter = Prompter(backbone, task)
+            for example in datasets.data[task.name].test:
+                prompter.option_tokens(task.prompt(example), example.options)
+
+    def identity(self, cell: Cell) -> dict[str, Any]:
+        """Everything that can change the cell's result, computed once."""
+        if cell not in self._identities:
+            self._identities[cell] = cell_identity(cell, self.backbone, self._datasets, self._request.rules)
+        return self._identities[cell]
+
+    def execute(self, cells: Iterable[Cell]) -> Iterator[Outcome]:
+        """Fit and score cells one by one, each when the outcome of the last has been taken.
+
+        Whatever a method does wrong costs its own cells.
+
+        Raises:
+            DamagedArtefact: if a stored fit cannot be read: nothing is recorded until the user has seen to it.
+        """
+        for cell in cells:
+            started = datetime.now(UTC)
+            result: Result | None = None
+            rows: list[dict[str, Any]] = []
+            failure: Exception | None = None
+            try:
+                result, rows = self._run(cell)
+            except DamagedArtefact:
+                raise
+            except Exception as error:
+                failure = error
+            yield Outcome(cell, started, datetime.now(UTC), result, rows, failure)
+
+    def fitted(self, cell: Cell) -> tuple[Fitted, Cost]:
+        """Return the cell's fit and what it took."""
+        method = cell.method.method
+        folder = self._store.fit_folder(self.identity(cell))
+        return self._fits.get(method, folder, lambda: self._fit(cell), str(cell))
+
+    def _fit(self, cell: Cell) -> tuple[Fitted, Cost]:
+        method = cell.method.method
+        data = self._datasets.for_fit(method, cell.task)
+        with metered(self.backbone) as cost:
+            fitted = method.fit(self.backbone, data, Randomness(cell.seed or 0))
+        return fitted, cost
+
+    def _run(self, cell: Cell) -> tuple[Result, list[dict[str, Any]]]:
+        fitted, cost = self.fitted(cell)
+        examples = self._datasets.test(cell.task)
+        begin = time.perf_counter()
+        scored = self._score(cell, fitted, examples)
+        seconds = time.perf_counter() - begin
+        rows = [_row(example, answer) for example, answer in zip(examples, scored, strict=True)]
+        return _result(rows, seconds, fitted, cost), rows
+
+    def _score(self, cell: Cell, fitted: Fitted, examples: Sequence[Example]) -> list[Scored]:
+        task, options = self._datasets.tasks[cell.task], self._request.scoring
+        with bar(str(cell), len(examples)) as progress:
+            return score(self.backbone, fitted, task, examples, options, self._reused, progress.update)
+
+
+def _row(example: Example, scored: Scored) -> dict[str, Any]:
+    return {
+        "example_id": example.id,
+        "content_hash": example.content_hash,
+        "gold": example.label,
+        "prediction": scored.prediction,
+        "correct": scored.prediction == example.label,
+        "option_logits": list(scored.option_logits),
+        "prompt_tokens": len(scored.prompt.tokens),
+        "truncated": scored.prompt.truncated or scored.prompt.dropped > 0,
+    }
+
+
+def _result(rows: Sequence[Mapping[str, Any]], seconds: float, fitted: Fitted, cost: Cost) -> Result:
+    correct = sum(bool(row["correct"]) for row in rows)
+    return {
+        "accuracy": correct / len(rows),
+        "n": len(rows),
+        "correct": correct,
+        "truncated": sum(bool(row["truncated"]) for row in rows),
+        "seconds_score": round(seconds, 3),
+        "seconds_fit": cost.seconds,
+        "fit_sequences": cost.sequences,
+        "fit_tokens": cost.tokens,
+        "fit_peak_bytes": cost.peak_bytes,
+        "cached_parameters": fitted.cached_parameters,
+        "cached_formula": fitted.formula,
+        "prompt_tokens": sum(int(row["prompt_tokens"]) for row in rows),
+    }
