@@ -17,7 +17,8 @@ from icrbench.method import FitData, Fitted, Method, Pool, Scope, at_least_one, 
 from icrbench.randomness import Randomness
 from icrbench.scoring.prompting import Prompter
 from icrbench.toolkit.encoder import sentence_encoder
-from icrbench.util.errors import UserError, unknown
+from icrbench.toolkit.universal import chosen_domains, training_rows
+from icrbench.util.errors import UserError
 
 from .bases import Bases, Extraction, Pooling, Sampling, icl_bases
 from .directions import principal_directions, random_directions
@@ -167,7 +168,7 @@ class ICR(Method):
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> ICRFitted:
         """Bases, directions, trunk states, training."""
-        pools = self._pools(data.pools)
+        pools = chosen_domains(self, self.domains, data.pools)
         directions = self._directions(backbone, pools, rng, data.workspace)
         store = TrunkStore(backbone, directions.layers[0], self._training_prompts(backbone, pools, rng), data.workspace)
         store.fill()
@@ -223,16 +224,6 @@ class ICR(Method):
             total += self.train_per_domain * length * (1 + 2 * self.epochs * share)
         return total
 
-    def _pools(self, pools: Mapping[str, Pool]) -> list[Pool]:
-        """The domains to learn from, in a fixed order."""
-        if self.domains == "all":
-            return [pool for _, pool in sorted(pools.items())]
-        names = sorted(set(self.domains.split("+")))
-        for name in names:
-            if name not in pools:
-                raise unknown("in-domain task in icr.domains", name, pools)
-        return [pools[name] for name in names]
-
     def _directions(self, backbone: Backbone, pools: list[Pool], rng: Randomness, workspace: Path) -> Directions:
         layers = target_layers(self.target, backbone.dims.layers)
         if not layers:
@@ -285,9 +276,7 @@ class ICR(Method):
         domains = []
         for pool in pools:
             prompter = Prompter(backbone, pool.task)
-            rows = rng.python("training-queries", pool.task.name).sample(
-                pool.train, min(self.train_per_domain, len(pool.train))
-            )
+            rows = training_rows(pool, self.train_per_domain, rng)
             prompts = [(prompter(row), row.label) for row in rows]
             domains.append([TrainingPrompt(prompt, prompt.options[label]) for prompt, label in prompts])
         return domains
