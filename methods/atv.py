@@ -17,6 +17,7 @@ from icrbench.randomness import Randomness
 from icrbench.toolkit.distillation import COST_OF_TRAINING, Attempt, Lesson, Trained
 from icrbench.toolkit.encoder import sentence_encoder
 from icrbench.toolkit.episodes import Labelled, Questions
+from icrbench.toolkit.optimisation import Decay
 from icrbench.toolkit.reading import last_token_vectors
 from icrbench.toolkit.universal import chosen_domains, training_rows
 
@@ -82,7 +83,8 @@ class ATV(Trained):
             token. ``positions=all`` is the former, ``last`` the paper's; the loss is where the answer's first token is
             predicted, so that answers of one token train the map, too.
         Optimiser: AdamW, whose decay is decoupled from the gradient (the authors: Adam with an L2 term of the same
-            weight), and the learning rate falls along a half cosine, as for every trained method here.
+            weight), and gradients longer than 1 are cut, as for every trained method here; their learning rate, too,
+            is constant.
         Start: as theirs, ``torch.nn.Linear``'s own, so an untrained fit already adds something.
 
     How much the vectors are worth at a ``strength`` depends on how long the model's states are (for Gemma 3 a thousand
@@ -101,6 +103,7 @@ class ATV(Trained):
     batch_size: int = 1
     epochs: int = 15
     warmup: float = 0.0
+    decay: Decay = "constant"
     strength: float = 0.001
     positions: Literal["all", "last"] = "all"
     encoder: str = "minilm"
