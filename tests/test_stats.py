@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from icrbench.report import stats
+from icrbench.report import moments, stats
 
 Array = np.ndarray
 
@@ -292,7 +292,7 @@ def test_equal_methods_and_single_examples() -> None:
 
 
 def test_moments_of_many_are_those_of_each_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stats, "_AT_ONCE", 500)  # several steps
+    monkeypatch.setattr(moments, "_AT_ONCE", 500)  # several steps
     rng = np.random.default_rng(0)
     arrays = [bits(0.6, seeds, n, seed=n) for n in (1, 9, 100, 277) for seeds in (1, 3, 8) for _ in range(4)]
     arrays += [np.repeat(bits(0.5, 1, 100), 3, axis=0), rng.normal(size=(3, 100))]
@@ -302,17 +302,19 @@ def test_moments_of_many_are_those_of_each_to_the_last_bit(monkeypatch: pytest.M
         if first.shape == second.shape
     ]
     order = rng.permutation(len(arrays))
-    assert stats.all_moments([arrays[place] for place in order]) == [stats.moments(arrays[place]) for place in order]
+    assert moments.all_moments([arrays[place] for place in order]) == [
+        moments.moments(arrays[place]) for place in order
+    ]
     with pytest.raises(ValueError, match="at least one seed"):
-        stats.all_moments([np.empty((3, 0))])
+        moments.all_moments([np.empty((3, 0))])
 
 
 def test_moments_serve_as_scores() -> None:
     tasks = [bits(0.6, 3, 40, seed=1), bits(0.7, 3, 30, seed=2)]
-    known = [stats.moments(task) for task in tasks]
+    known = [moments.moments(task) for task in tasks]
     assert stats.interval(known) == stats.interval(tasks)
     assert stats.spread(known) == stats.spread(tasks)
-    differences = [stats.moments(task * 1.0 - 1) for task in tasks]
+    differences = [moments.moments(task * 1.0 - 1) for task in tasks]
     assert stats.compared(differences) == stats.compare(tasks, [np.ones(40), np.ones(30)])
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from icrbench.report import stats
+from icrbench.report import moments, stats
 from icrbench.report.groups import Group, comparable_groups
 from icrbench.report.line import Line, lines
 from icrbench.store.records import CellRecord
@@ -147,7 +147,7 @@ def _write(store: Store, out: Path, group: Group, line: Line, task: str, organiz
 
 def _score(store: Store, records: Sequence[CellRecord]) -> dict[str, Any]:
     """The mean over seeds, and how uncertain it is."""
-    known = [stats.moments(np.stack([store.answers(record).correct for record in records]))]
+    known = [moments.moments(np.stack([store.answers(record).correct for record in records]))]
     interval, spread = stats.interval_and_spread(known)
     several = len(records) > 1
     return {

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from icrbench.report import moments as task_moments
 from icrbench.report import stats
 from icrbench.report.groups import Group
 from icrbench.store.index import Answers, Ids
@@ -42,8 +43,8 @@ class Line:
         self._store = store
         self._complete: dict[str, bool] = {}
         self._answers: dict[str, tuple[Ids, Bits]] = {}
-        self._moments: dict[str, stats.Moments] = {}
-        self._differences: dict[tuple[Line, str], stats.Moments] = {}
+        self._moments: dict[str, task_moments.Moments] = {}
+        self._differences: dict[tuple[Line, str], task_moments.Moments] = {}
 
     def records(self, task: str) -> list[CellRecord]:
         """The record for each seed, as far as there is one; a record without a seed stands for every seed."""
@@ -77,10 +78,10 @@ class Line:
             self._answers[task] = ids, np.array([by_key[record["key"]].correct for record in self.records(task)])
         return self._answers[task]
 
-    def moments(self, task: str) -> stats.Moments:
+    def moments(self, task: str) -> task_moments.Moments:
         """A task's accuracy and its variances."""
         if task not in self._moments:
-            self._moments[task] = stats.moments(self.answers(task)[1])
+            self._moments[task] = task_moments.moments(self.answers(task)[1])
         return self._moments[task]
 
     def mean(self, task: str) -> float:
@@ -112,9 +113,9 @@ class Line:
             raise UserError(f"{self._name(task)} and {label} scored different examples: run them again.")
         return correct[:, [theirs.place[name] for name in ids]]
 
-    def _difference(self, other: "Line", task: str) -> stats.Moments:
+    def _difference(self, other: "Line", task: str) -> task_moments.Moments:
         if (other, task) not in self._differences:
-            self._differences[other, task] = stats.moments(self._less(other, task))
+            self._differences[other, task] = task_moments.moments(self._less(other, task))
         return self._differences[other, task]
 
     def _less(self, other: "Line", task: str) -> npt.NDArray[np.int8]:
@@ -133,7 +134,7 @@ def lines(group: Group, store: Store) -> dict[str, Line]:
 def summarise(lines: Iterable[Line], tasks: Sequence[str]) -> None:
     """Give lines the moments of their complete tasks, all at once: one by one takes several times as long."""
     wanted = [(line, task) for line in lines for task in tasks if line.complete(task)]
-    found = stats.all_moments([line.answers(task)[1] for line, task in wanted])
+    found = task_moments.all_moments([line.answers(task)[1] for line, task in wanted])
     for (line, task), moments in zip(wanted, found, strict=True):
         line._moments[task] = moments
 
@@ -147,7 +148,7 @@ def pair(pairs: Iterable[tuple[Line, Line]], tasks: Sequence[str]) -> None:
         for task in tasks
         if line.complete(task) and other.complete(task)
     ]
-    found = stats.all_moments([line._less(other, task) for line, other, task in wanted])
+    found = task_moments.all_moments([line._less(other, task) for line, other, task in wanted])
     for (line, other, task), moments in zip(wanted, found, strict=True):
         line._differences[other, task] = moments
 
