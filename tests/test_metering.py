@@ -1,8 +1,10 @@
+from dataclasses import asdict
+
 import pytest
 import torch
 
 from icrbench.backbone import make_batch
-from icrbench.backbone.metering import metered
+from icrbench.backbone.metering import Cost, count_read, metered
 from tiny import tiny_backbone
 
 
@@ -37,3 +39,37 @@ def test_what_fails_is_measured_no_further() -> None:
     with pytest.raises(ZeroDivisionError), metered(backbone):
         raise ZeroDivisionError
     assert len(backbone.model.get_decoder()._forward_pre_hooks) == hooks
+
+
+def test_what_is_read_from_a_cache_counts_as_if_it_had_been_computed() -> None:
+    backbone = tiny_backbone("llama")
+    with torch.no_grad(), metered(backbone) as outer:
+        backbone.hidden_states(make_batch([[1, 2]], [""]))
+        with metered(backbone) as inner:
+            backbone.hidden_states(make_batch([[1, 2, 3]], [""]))
+            count_read(Cost(5.0, 4, 10, 10**12))
+    assert inner.taken is not None
+    assert outer.taken is not None
+    assert [(cost.sequences, cost.tokens) for cost in (inner.taken, inner, outer.taken, outer)] == [
+        (1, 3),
+        (5, 13),
+        (2, 5),
+        (6, 15),
+    ]
+    assert outer.seconds > 5 > outer.taken.seconds >= inner.taken.seconds
+    if outer.peak_bytes is not None:
+        assert outer.peak_bytes == 10**12
+    assert Cost.read(asdict(outer)) == outer
+
+
+def test_an_inner_measurement_does_not_hide_the_outer_s_peak() -> None:
+    backbone = tiny_backbone("llama")
+    with metered(backbone) as outer:
+        held = torch.ones(50_000_000)  # 200 MB, written to
+        del held
+        with metered(backbone) as inner:
+            pass
+    if outer.peak_bytes is None or inner.peak_bytes is None:
+        pytest.skip("this system does not say how much memory was used at most")
+    assert inner.peak_bytes < 50e6
+    assert outer.peak_bytes > 180e6

@@ -1,9 +1,9 @@
 """What a fit costs: time, sequences and tokens through the model, and memory beyond what was held before."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from icrbench.backbone.hooks import forward_pre_hook
 
 @dataclass
 class Cost:
-    """The cost of a fit.
+    """The cost of a fit from nothing: as if no part of it had been read from a cache.
 
     Attributes:
         seconds: by the clock.
@@ -25,32 +25,85 @@ class Cost:
         tokens: tokens of those sequences, padding among them.
         peak_bytes: most memory held at once beyond what was held at the start, of the GPU if there is one, else of the
             process; None where the system does not say.
+        taken: what it really took, with the parts that were there already.
     """
 
     seconds: float = 0.0
     sequences: int = 0
     tokens: int = 0
     peak_bytes: int | None = None
+    taken: "Cost | None" = None
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> "Cost":
+        """Make the value again that ``dataclasses.asdict`` took apart."""
+        taken = stored.get("taken")
+        return cls(**{**stored, "taken": None if taken is None else cls(**taken)})
+
+
+@dataclass
+class _Meter:
+    """A measurement that goes on: what passes through the model, and what was read that would have had to."""
+
+    taken: Cost
+    read: Cost
+    held: int | None
+    """Bytes held at the start."""
+
+    def see_peak(self, most: int | None) -> None:
+        """Raise the peak to the use of memory at some moment."""
+        if self.held is not None and most is not None:
+            self.taken.peak_bytes = max(self.taken.peak_bytes or 0, most - self.held)
+
+
+_METERS: list[_Meter] = []
+"""Those that are running, the outermost first."""
 
 
 @contextmanager
 def metered(backbone: Backbone) -> Iterator[Cost]:
-    """Measure what happens within the context; the numbers are whole when it is left."""
+    """Measure what happens within the context; the numbers are whole when it is left. Measurements may be nested."""
     cost = Cost()
 
     def count(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         ids = args[0] if args else kwargs.get("input_ids")
         tokens = ids if ids is not None else kwargs["inputs_embeds"]
-        cost.sequences += tokens.shape[0]
-        cost.tokens += tokens.shape[0] * tokens.shape[1]
+        meter.taken.sequences += tokens.shape[0]
+        meter.taken.tokens += tokens.shape[0] * tokens.shape[1]
 
-    before = reset_peak(backbone)
+    _see_peaks(backbone)  # before the inner measurement resets what the system remembers
+    meter = _Meter(Cost(), Cost(), reset_peak(backbone))
     begin = time.perf_counter()
-    with forward_pre_hook(backbone.model.get_decoder(), count):
-        yield cost
-    cost.seconds = round(time.perf_counter() - begin, 3)
-    most = peak(backbone)
-    cost.peak_bytes = None if before is None or most is None else max(0, most - before)
+    _METERS.append(meter)
+    try:
+        with forward_pre_hook(backbone.model.get_decoder(), count):
+            yield cost
+    finally:
+        _see_peaks(backbone)
+        _METERS.pop()
+    taken, read = meter.taken, meter.read
+    taken.seconds = round(time.perf_counter() - begin, 3)
+    cost.seconds = round(taken.seconds + read.seconds, 3)
+    cost.sequences, cost.tokens = taken.sequences + read.sequences, taken.tokens + read.tokens
+    cost.peak_bytes = None if taken.peak_bytes is None else max(taken.peak_bytes, read.peak_bytes or 0)
+    cost.taken = replace(taken)
+
+
+def count_read(cost: Cost) -> None:
+    """Count a part that was read from a cache: its cost belongs to that of whatever is measured now, from nothing."""
+    for meter in _METERS:
+        read = meter.read
+        read.seconds += cost.seconds
+        read.sequences += cost.sequences
+        read.tokens += cost.tokens
+        read.peak_bytes = max(read.peak_bytes or 0, cost.peak_bytes or 0)
+
+
+def _see_peaks(backbone: Backbone) -> None:
+    if _METERS:
+        most = peak(backbone)
+        for meter in _METERS:
+            meter.see_peak(most)
 
 
 def reset_peak(backbone: Backbone) -> int | None:

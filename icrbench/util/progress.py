@@ -27,3 +27,8 @@ def say(text: str) -> None:
     """Print a line without disturbing a bar, at once: a log file is read while it grows."""
     tqdm.write(text)
     sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """Print a line on the error output, without disturbing a bar: what a result that is printed must not contain."""
+    tqdm.write(text, file=sys.stderr)

@@ -4,8 +4,6 @@ One file a domain, half precision, memory-mapped when read, all layers: rank, ce
 domain-subset variants derive their directions from it without running the model again.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -14,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -27,7 +24,7 @@ from icrbench.randomness import Randomness
 from icrbench.scoring.prompting import Prompter
 from icrbench.toolkit.demonstrations import balanced
 from icrbench.toolkit.encoder import by_similarity, sentence_encoder
-from icrbench.util.files import write_atomic
+from icrbench.toolkit.intermediate import Intermediate
 from icrbench.util.progress import bar
 
 from .rollout import rollout_weights
@@ -76,20 +73,18 @@ class Bases:
 def icl_bases(backbone: Backbone, pool: Pool, how: Extraction, rng: Randomness, workspace: Path) -> Bases:
     """The bases of a domain, read from the workspace or computed and put there."""
     identity = {
-        "model": backbone.identity(),
         "task": pool.task.identity(),
         "data": pool.sha256,
         "rows": len(pool.train),
         "how": asdict(how),
         "seed": rng.seed,
     }
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-    path = workspace / "bases" / f"{pool.task.name}-{key}.safetensors"
-    if not path.exists():
+
+    def compute() -> dict[str, Tensor]:
         queries, keys = _extract(backbone, pool, how, rng)
-        tag = {"domain": pool.task.name, "identity": json.dumps(identity)}
-        write_atomic(path, save({"queries": queries.half(), "keys": keys.half()}, metadata=tag))
-    return Bases(path)
+        return {"queries": queries.half(), "keys": keys.half()}
+
+    return Bases(Intermediate(backbone, workspace / "bases" / pool.task.name, __name__, identity).make(compute))
 
 
 def _extract(backbone: Backbone, pool: Pool, how: Extraction, rng: Randomness) -> tuple[Tensor, Tensor]:

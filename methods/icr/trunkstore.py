@@ -3,11 +3,10 @@
 Everything below the first routed layer does not depend on the router. Each prompt's hidden states at that layer are
 kept in half precision with one scale a token (so that the few very large entries some models carry do not overflow).
 What else training needs of the unrouted model, its entropy at the answer, depends on no layer and lies in a file of
-its own: another target layer then costs only the blocks below it.
+its own, too: another target layer then costs only the blocks below it.
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,14 +14,13 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.batch import by_length
 from icrbench.backbone.trunk import captured_input, trunk_states
 from icrbench.scoring.prompting import Prompt
-from icrbench.util.files import write_atomic
+from icrbench.toolkit.intermediate import Intermediate
 from icrbench.util.progress import bar
 
 from .objective import entropy
@@ -59,11 +57,12 @@ class TrunkBatch:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Prompts, by number and longest first, whose states lie in one file and whose entropies in another."""
+    """Prompts, by number and longest first; one file has their states at a layer, and what lies in the other, too."""
 
     rows: list[int]
-    states: Path
-    entropy: Path
+    states: Intermediate
+    entropy: Intermediate
+    """Of use at other layers."""
 
 
 class TrunkStore:
@@ -83,12 +82,16 @@ class TrunkStore:
         first = 0
         for prompts in domains:
             tokens = [item.prompt.tokens for item in prompts]
-            folder = workspace / "trunks" / _digest(backbone, tokens)
+            digest = hashlib.sha256(repr(tokens).encode()).hexdigest()[:16]
+            folder = workspace / "trunks" / digest
             order = sorted(range(len(tokens)), key=lambda row: (-len(tokens[row]), row))
             for number, start in enumerate(range(0, len(order), PIECE)):
                 rows = [first + row for row in order[start : start + PIECE]]
-                states = folder / f"{number:05d}.layer-{layer:02d}.safetensors"
-                self._pieces.append(_Piece(rows, states, folder / f"{number:05d}.entropy.safetensors"))
+                about = {"prompts": digest, "piece": [number, PIECE]}
+                entropy = Intermediate(backbone, folder / f"{number:05d}.entropy", __name__, about)
+                place = folder / f"{number:05d}.layer-{layer:02d}"
+                states = Intermediate(backbone, place, __name__, {**about, "layer": layer})
+                self._pieces.append(_Piece(rows, states, entropy))
             first += len(prompts)
         self._places = {row: (piece, place) for piece in self._pieces for place, row in enumerate(piece.rows)}
 
@@ -100,8 +103,8 @@ class TrunkStore:
         """Compute the pieces that are not on disk yet."""
         with bar("trunk states", len(self._prompts)) as progress:
             for piece in self._pieces:
-                if not (piece.states.exists() and piece.entropy.exists()):
-                    self._compute(piece)
+                states = piece.states.make(lambda piece=piece: self._compute(piece))  # type: ignore[misc]
+                piece.entropy.make(lambda states=states: {"entropy": _entropies(states)})  # type: ignore[misc]
                 progress.update(len(piece.rows))
 
     def load(self, rows: Sequence[int]) -> TrunkBatch:
@@ -116,7 +119,7 @@ class TrunkStore:
         states = torch.zeros(len(rows), width, self._backbone.dims.hidden)
         for index, row in enumerate(rows):
             piece, place = self._places[row]
-            with safe_open(piece.states, framework="pt") as file:
+            with safe_open(piece.states.file, framework="pt") as file:
                 own = file.get_tensor(f"{place}.states").float() * file.get_tensor(f"{place}.scale")
             states[index, : own.shape[0]] = own
         device, dtype = self._backbone.device, self._backbone.dtype
@@ -132,13 +135,12 @@ class TrunkStore:
         """Of the unrouted model at the answer of every prompt, ``[N]``."""
         entropies = torch.zeros(len(self._prompts))
         for piece in self._pieces:
-            with safe_open(piece.entropy, framework="pt") as file:
-                entropies[piece.rows] = file.get_tensor("entropy")
+            entropies[piece.rows] = _entropies(piece.states.file)
         return entropies
 
     @torch.inference_mode()
-    def _compute(self, piece: _Piece) -> None:
-        known = piece.entropy.exists()
+    def _compute(self, piece: _Piece) -> dict[str, Tensor]:
+        known = piece.entropy.is_there()
         tensors: dict[str, Tensor] = {}
         entropies: list[Tensor] = []
         own = [self._prompts[row].prompt.tokens for row in piece.rows]  # longest first
@@ -155,9 +157,8 @@ class TrunkStore:
                 scale = (states.abs().amax(1, keepdim=True) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
                 tensors[f"{place}.states"] = (states / scale).half()
                 tensors[f"{place}.scale"] = scale
-        write_atomic(piece.states, save(tensors))
-        if not known:
-            write_atomic(piece.entropy, save({"entropy": torch.cat(entropies)}))
+        tensors["entropy"] = _entropies(piece.entropy.file) if known else torch.cat(entropies)
+        return tensors
 
     def _whole_pass(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The states entering the layer, and the unrouted model's entropy at the answers."""
@@ -166,9 +167,7 @@ class TrunkStore:
         return captured[0], entropy(self._backbone.logits(batch.at_last(final)))
 
 
-def _digest(backbone: Backbone, tokens: Sequence[tuple[int, ...]]) -> str:
-    """What a domain's states depend on."""
-    digest = hashlib.sha256(json.dumps(backbone.identity(), sort_keys=True).encode())
-    for sequence in tokens:
-        digest.update(repr(sequence).encode())
-    return digest.hexdigest()[:16]
+def _entropies(file: Path) -> Tensor:
+    with safe_open(file, framework="pt") as opened:
+        found: Tensor = opened.get_tensor("entropy")
+    return found

@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 
 from icr_setup import demo_pool
 from icrbench.backbone import Backbone, Batch
+from icrbench.backbone.metering import metered
 from icrbench.data.task import Example
 from icrbench.method import Pool
 from icrbench.methods.icr import bases
@@ -19,6 +20,7 @@ from icrbench.methods.icr.bases import Bases, Extraction, icl_bases
 from icrbench.randomness import Randomness
 from icrbench.scoring.prompting import Prompt, Prompter
 from icrbench.toolkit.encoder import sentence_encoder
+from icrbench.util.cache import verified
 from slow_attention import Reference
 from tiny import FAMILIES, tiny_backbone, tokenizer
 
@@ -210,18 +212,17 @@ def test_before_and_after_rotary_embedding_differ(watched: Watched, tmp_path: Pa
     assert (before.vectors("queries", 3) - after.vectors("queries", 3)).abs().max() > 0.1
 
 
-def test_the_file_is_tagged_in_half_precision_and_read_layer_by_layer(watched: Watched, tmp_path: Path) -> None:
+def test_the_file_is_in_half_precision_and_read_layer_by_layer(watched: Watched, tmp_path: Path) -> None:
     backbone, pool = tiny_backbone("llama"), demo_pool("trec")
     found = watched.run(backbone, pool, HOW, tmp_path)
     with safe_open(found.path, framework="pt") as file:
-        assert file.metadata()["domain"] == "trec"
-        assert str(backbone.identity()["name"]) in file.metadata()["identity"]
         assert file.get_tensor("queries").shape == (6, 6, 48)
         assert file.get_tensor("keys").shape == (6, 6, 16)
         assert file.get_tensor("keys").dtype == torch.float16
         assert torch.equal(found.vectors("keys", 4), file.get_tensor("keys")[4].float())
-    assert found.path.name.startswith("trec-")
-    assert [path.name for path in found.path.parent.iterdir()] == [found.path.name]
+    assert found.path.parent.name.startswith("trec-")
+    assert [path.name for path in found.path.parent.parent.iterdir()] == [found.path.parent.name]
+    assert verified(found.path.parent)["identity"]["model"] == backbone.identity()
 
 
 def test_a_second_call_reads_and_does_not_run_the_model(
@@ -287,3 +288,23 @@ def test_prompts_too_long_for_the_model_lose_their_first_demonstrations(watched:
     assert all(prompt.dropped > 0 and len(prompt.tokens) <= 512 for _, _, prompt in watched.asked)
     for kind, expected in slowly("gpt2", watched, how).items():
         assert_half_equal(found[kind], expected)
+
+
+def test_a_flipped_bit_costs_the_bases_and_nothing_else(
+    watched: Watched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backbone, pool = tiny_backbone("llama"), demo_pool("sst2")
+    path = watched.run(backbone, pool, HOW, tmp_path).path
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with metered(backbone) as again:
+        watched.run(backbone, pool, HOW, tmp_path)
+    assert path.read_bytes() == whole
+    assert f"{path} is damaged" in capsys.readouterr().err
+    with metered(backbone) as read:
+        watched.run(backbone, pool, HOW, tmp_path)
+    assert capsys.readouterr().err == ""
+    assert (read.tokens, read.sequences) == (again.tokens, again.sequences)
+    assert again.taken is not None
+    assert read.taken is not None
+    assert (again.taken.tokens, read.taken.tokens) == (again.tokens, 0)

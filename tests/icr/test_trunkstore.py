@@ -1,4 +1,5 @@
 import copy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 
 from icr_setup import training_prompts
 from icrbench.backbone import Backbone, Revision, make_batch
+from icrbench.backbone.metering import metered
 from icrbench.backbone.trunk import continue_from, trunk_states
 from icrbench.methods.icr import trunkstore
 from icrbench.methods.icr.trunkstore import TrainingPrompt, TrunkStore
@@ -132,19 +134,57 @@ def test_an_interrupted_fill_goes_on_where_it_stopped(tmp_path: Path, monkeypatc
     store = TrunkStore(backbone, 4, [prompts], tmp_path / "cut")
     with pytest.raises(Killed):
         store.fill()
-    done = sorted((tmp_path / "cut").rglob("*.*"))
+    done = sorted(path.parent for path in (tmp_path / "cut").rglob("*.safetensors"))
     kinds = ("entropy", "layer-04")
-    assert [path.name for path in done] == [f"0000{piece}.{kind}.safetensors" for piece in (0, 1) for kind in kinds]
+    assert [path.name[:-17] for path in done] == [f"0000{piece}.{kind}" for piece in (0, 1) for kind in kinds]
     runs["left"] = 2  # two of four pieces are there: two runs must be enough
     again = TrunkStore(backbone, 4, [prompts], tmp_path / "cut")
     again.fill()
     assert_same(again, expected, 14)
-    for lost in done[:2]:  # of a piece's two files
-        lost.unlink()
+    for lost in done[:2]:  # of a piece's two
+        shutil.rmtree(lost)
         runs["left"] = 1
         again = filled(backbone, prompts, tmp_path / "cut")
         assert_same(again, expected, 14)
     again.fill()  # nothing is missing: the model is not run
+
+
+def test_a_fit_costs_the_same_from_nothing_however_it_came_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = tiny_backbone("llama")
+    prompts = training_prompts(backbone, "sst2", 14)
+    monkeypatch.setattr(trunkstore, "PIECE", 4)
+    costs = []
+    for layer, there in ((4, 0), (4, 1), (4, 4), (2, 4)):  # nothing there, a piece, every one, those of another layer
+        if there < 4:
+            shutil.rmtree(tmp_path / "trunks", ignore_errors=True)
+            filled(backbone, prompts[:0], tmp_path)
+            store = TrunkStore(backbone, layer, [prompts], tmp_path)
+            store._pieces, pieces = store._pieces[:there], store._pieces
+            store.fill()
+            store._pieces = pieces
+        with metered(backbone) as cost:
+            TrunkStore(backbone, layer, [prompts], tmp_path).fill()
+        costs.append(cost)
+    assert len({(cost.sequences, cost.tokens) for cost in costs}) == 1
+    assert costs[0].sequences == 14
+    taken = [cost.taken.sequences for cost in costs if cost.taken]
+    assert taken == [14, 10, 0, 14]
+
+
+@pytest.mark.parametrize("kind", ["entropy", "layer-04"])
+def test_a_damaged_piece_is_made_again(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    backbone = tiny_backbone("llama")
+    prompts = training_prompts(backbone, "sst2", 5)
+    expected = filled(backbone, prompts, tmp_path / "whole")
+    filled(backbone, prompts, tmp_path / "cut")
+    (path,) = (tmp_path / "cut").rglob(f"*{kind}*/*.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 4
+    path.write_bytes(content)
+    assert_same(filled(backbone, prompts, tmp_path / "cut"), expected, 5)
+    assert f"{path} is damaged" in capsys.readouterr().err
 
 
 def test_a_write_that_is_cut_short_leaves_no_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
