@@ -19,6 +19,7 @@ from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.data.task import Example, Task
 from icrbench.randomness import Randomness
+from icrbench.util.bounds import check_bounds
 from icrbench.util.errors import UserError
 
 
@@ -133,6 +134,14 @@ class Method(ABC):
     scope: ClassVar[Scope]
     seeded: ClassVar[bool] = True
     fitted: ClassVar[type[Fitted]]
+
+    def __post_init__(self) -> None:
+        """Refuse hyperparameters outside the bounds that their types declare (`icrbench.util.bounds`).
+
+        Raises:
+            UserError: naming the first of them.
+        """
+        check_bounds(self.name, self)
 
     @abstractmethod
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> Fitted:

@@ -15,10 +15,13 @@ def split(spec: str) -> tuple[str, dict[str, str]]:
     """A method's name and the hyperparameters asked for, as text.
 
     Raises:
-        UserError: if a part is not ``hyperparameter=value``.
+        UserError: if a part is not ``hyperparameter=value``, or sets a hyperparameter a second time.
     """
     name, *pairs = (part.strip() for part in spec.split(":"))
-    return name, dict(_pair(pair, spec) for pair in pairs)
+    asked: dict[str, str] = {}
+    for pair in pairs:
+        _add(asked, *_pair(pair, spec), f"'{spec}'")
+    return name, asked
 
 
 def label(name: str, asked: Mapping[str, str]) -> str:
@@ -30,7 +33,7 @@ def settings(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     """``name.hyperparameter=value`` texts by method.
 
     Raises:
-        UserError: for a text that cannot be read.
+        UserError: for a text that cannot be read, or that sets a hyperparameter a second time.
     """
     by_method: dict[str, dict[str, str]] = {}
     for text in texts:
@@ -38,8 +41,15 @@ def settings(texts: Sequence[str]) -> dict[str, dict[str, str]]:
         name, _, key = path.partition(".")
         if not name or not key:
             raise UserError(f"cannot read '--set {text}': write method.hyperparameter=value.")
-        by_method.setdefault(name, {})[key] = value
+        _add(by_method.setdefault(name, {}), key, value, f"--set {name}.{key}")
     return by_method
+
+
+def _add(asked: dict[str, str], key: str, value: str, where: str) -> None:
+    """Put a hyperparameter to those asked for; two values are refused, since neither is more meant than the other."""
+    if key in asked:
+        raise UserError(f"{where} gives '{key}' twice, as {asked[key]} and {value}: keep one.")
+    asked[key] = value
 
 
 def _pair(text: str, where: str) -> tuple[str, str]:

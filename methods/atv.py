@@ -12,7 +12,7 @@ from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.sites import Edit, Site
 from icrbench.backbone.steering import steered
-from icrbench.method import FitData, Fitted, Scope, at_least_one, register
+from icrbench.method import FitData, Fitted, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.distillation import COST_OF_TRAINING, Attempt, Lesson, Trained
 from icrbench.toolkit.encoder import sentence_encoder
@@ -20,6 +20,7 @@ from icrbench.toolkit.episodes import Labelled, Questions
 from icrbench.toolkit.optimisation import Decay
 from icrbench.toolkit.reading import last_token_vectors
 from icrbench.toolkit.universal import chosen_domains, training_rows
+from icrbench.util.bounds import Count, NotNegative, Share
 
 MOST_MEASURED = 32  # prompts over which the vectors' length is compared with the states'
 
@@ -98,25 +99,20 @@ class ATV(Trained):
         train_per_domain: training prompts per domain (the authors: 90 of each of 20 datasets).
     """
 
-    learning_rate: float = 5e-4
-    weight_decay: float = 1e-5
-    batch_size: int = 1
-    epochs: int = 15
-    warmup: float = 0.0
+    learning_rate: NotNegative = 5e-4
+    weight_decay: NotNegative = 1e-5
+    batch_size: Count = 1
+    epochs: Count = 15
+    warmup: Share = 0.0
     decay: Decay = "constant"
     strength: float = 0.001
     positions: Literal["all", "last"] = "all"
     encoder: str = "minilm"
     domains: str = "all"
-    train_per_domain: int = 90
+    train_per_domain: Count = 90
 
     scope: ClassVar[Scope] = Scope.UNIVERSAL
     fitted: ClassVar[type[Fitted]] = ATVFitted
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1."""
-        super().__post_init__()
-        at_least_one(self, "train_per_domain")
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> ATVFitted:
         """Train the map on the domains' rows, then measure what it adds."""

@@ -14,12 +14,13 @@ from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.sites import Edit, Site
 from icrbench.backbone.steering import steered
-from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
+from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.encoder import by_similarity, sentence_encoder
 from icrbench.toolkit.episodes import Episodes, Question, Questions
 from icrbench.toolkit.reading import last_token_vectors
 from icrbench.toolkit.selection import by_layer
+from icrbench.util.bounds import Count, NotNegative
 
 
 class Found(NamedTuple):
@@ -123,22 +124,18 @@ class Elicit(Method):
         encoder: sentence encoder for retrieval.
     """
 
-    prompts: int = 10
-    shots: int = 16
-    k: int = 10
+    prompts: Count = 10
+    shots: Count = 16
+    k: Count = 10
     threshold: float | None = None
-    own_weight: float = 1.0
-    vector_weight: float = 2.0
+    own_weight: NotNegative = 1.0
+    vector_weight: NotNegative = 2.0
     layer: int | None = None
-    held_out: int = 100
+    held_out: Count = 100
     encoder: str = "minilm"
 
     scope: ClassVar[Scope] = Scope.TASK
     fitted: ClassVar[type[Fitted]] = ElicitFitted
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1."""
-        at_least_one(self, "prompts", "shots", "k", "held_out")
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> ElicitFitted:
         """Read the states of every task's prompts, choose its block, and put the library together."""

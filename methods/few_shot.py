@@ -9,10 +9,11 @@ from torch.nn.functional import normalize
 from icrbench.backbone import Backbone
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.data.task import DEMONSTRATION_SEPARATOR, Example, Task
-from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
+from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.encoder import by_similarity, sentence_encoder
 from icrbench.toolkit.episodes import Episodes, Labelled, demonstration_tokens
+from icrbench.util.bounds import Count
 
 
 class FewShotFitted(Fitted):
@@ -61,17 +62,13 @@ class FewShot(Method):
     embeddings of the prompts without answers (KATE, Liu et al. 2022).
     """
 
-    per_class: int = 5
-    per_task: int = 3
+    per_class: Count = 5
+    per_task: Count = 3
     select: Literal["random", "similar"] = "random"
     encoder: str = "minilm"
 
     scope: ClassVar[Scope] = Scope.TASK
     fitted: ClassVar[type[Fitted]] = FewShotFitted
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1."""
-        at_least_one(self, "per_class", "per_task")
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> FewShotFitted:
         """Draw the demonstrations, or embed the candidates for retrieval."""

@@ -13,12 +13,13 @@ from icrbench.backbone.last_token import LastTokens, last_tokens
 from icrbench.backbone.positions import Where
 from icrbench.backbone.sites import Site, output_weight
 from icrbench.backbone.steering import steered
-from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
+from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.episodes import Episode, Episodes, Labelled, Question, Questions, demonstration_tokens
 from icrbench.toolkit.layer_vector import LayerVector
 from icrbench.toolkit.reading import last_token_vectors
 from icrbench.toolkit.selection import by_layer
+from icrbench.util.bounds import Count
 from icrbench.util.progress import bar
 
 MOST_HEADS = 20
@@ -81,26 +82,20 @@ class FunctionVector(Method):
         held_out: train rows held out to choose it by.
     """
 
-    per_class: int = 5
-    per_task: int = 3
-    mean_prompts: int = 100
-    effect_prompts: int = 25
-    queries_per_set: int = 1
-    heads: int | None = None
+    per_class: Count = 5
+    per_task: Count = 3
+    mean_prompts: Count = 100
+    effect_prompts: Count = 25
+    queries_per_set: Count = 1
+    heads: Count | None = None
     filter_correct: bool = True
     shuffle_labels: bool = True
     layer: int | None = None
     sweep: bool = True
-    held_out: int = 32
+    held_out: Count = 32
 
     scope: ClassVar[Scope] = Scope.TASK
     fitted: ClassVar[type[Fitted]] = FunctionVectorFitted
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1."""
-        at_least_one(self, "per_class", "per_task", "mean_prompts", "effect_prompts", "queries_per_set", "held_out")
-        if self.heads is not None:
-            at_least_one(self, "heads")
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> FunctionVectorFitted:
         """Average the heads, measure their effects, add up the strongest, choose a layer."""

@@ -10,10 +10,11 @@ from torch import Tensor
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.head_outputs import HeadOutputs, changed_heads
-from icrbench.method import FitData, Fitted, at_least_one, register
+from icrbench.method import FitData, Fitted, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.distillation import Attempt, Lesson, TrainedOnQueries
 from icrbench.toolkit.episodes import Episodes, Questions
+from icrbench.util.bounds import Count, NotNegative
 
 INITIAL_KEYS = 0.01  # spread of the entries of the keys' second factor
 
@@ -79,18 +80,13 @@ class HiFICL(TrainedOnQueries):
         own: whether the virtual pairs' share is taken from the text's own attention (``scaled``) or not (``whole``).
     """
 
-    learning_rate: float = 0.005
-    batch_size: int = 4
-    pairs: int = 8
-    rank: int = 8
+    learning_rate: NotNegative = 0.005
+    batch_size: Count = 4
+    pairs: Count = 8
+    rank: Count = 8
     own: Literal["scaled", "whole"] = "scaled"
 
     fitted: ClassVar[type[Fitted]] = HiFICLFitted
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1."""
-        super().__post_init__()
-        at_least_one(self, "pairs", "rank")
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> HiFICLFitted:
         """Train the factors."""

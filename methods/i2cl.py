@@ -13,13 +13,14 @@ from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.sites import Edit, Point, Site
 from icrbench.backbone.steering import steered
 from icrbench.data.task import DEMONSTRATION_SEPARATOR
-from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
+from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.distillation import answer_loss
 from icrbench.toolkit.episodes import Episodes, Question, Questions, demonstration_tokens
 from icrbench.toolkit.optimisation import Schedule, optimise
 from icrbench.toolkit.reading import text_end_vectors
 from icrbench.toolkit.selection import question_batch
+from icrbench.util.bounds import Count, NotNegative, Share
 
 Inject = Literal["linear", "add", "balance"]
 
@@ -85,27 +86,21 @@ class I2CL(Method):
         warmup: share of the steps.
     """
 
-    per_class: int = 5
-    per_task: int = 3
+    per_class: Count = 5
+    per_task: Count = 3
     inject: Inject = "linear"
     positions: Literal["all", "last"] = "all"
     initial_lambda: float = 0.1
-    noise: float = 0.001
-    epochs: int = 100
-    most_steps: int | None = None
-    batch_size: int = 2
-    learning_rate: float = 0.01
-    weight_decay: float = 0.001
-    warmup: float = 0.05
+    noise: NotNegative = 0.001
+    epochs: Count = 100
+    most_steps: Count | None = None
+    batch_size: Count = 2
+    learning_rate: NotNegative = 0.01
+    weight_decay: NotNegative = 0.001
+    warmup: Share = 0.05
 
     scope: ClassVar[Scope] = Scope.TASK
     fitted: ClassVar[type[Fitted]] = I2CLFitted
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1."""
-        at_least_one(self, "per_class", "per_task", "epochs", "batch_size")
-        if self.most_steps is not None:
-            at_least_one(self, "most_steps")
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> I2CLFitted:
         """Average the demonstrations' branch outputs, then calibrate the scalars on the same demonstrations."""

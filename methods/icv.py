@@ -13,11 +13,12 @@ from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.sites import Edit, Site
 from icrbench.backbone.steering import steered
-from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
+from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.episodes import Episodes, Questions, demonstration_tokens
 from icrbench.toolkit.reading import text_end_vectors
 from icrbench.toolkit.selection import accuracies, best
+from icrbench.util.bounds import Count
 
 Direction = Literal["code", "pc1", "mean"]
 
@@ -79,19 +80,15 @@ class ICV(Method):
         held_out: train rows held out to choose it by.
     """
 
-    per_class: int = 5
-    per_task: int = 3
+    per_class: Count = 5
+    per_task: Count = 3
     direction: Direction = "code"
     pair: Literal["answered", "label"] = "answered"
     strength: float | None = None
-    held_out: int = 32
+    held_out: Count = 32
 
     scope: ClassVar[Scope] = Scope.TASK
     fitted: ClassVar[type[Fitted]] = ICVFitted
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1."""
-        at_least_one(self, "per_class", "per_task", "held_out")
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> ICVFitted:
         """Read both texts of every pair, then choose a strength on held-out rows."""

@@ -14,11 +14,12 @@ from icrbench.backbone.sites import Edit, Site, captured
 from icrbench.backbone.spans import columns_at
 from icrbench.backbone.steering import steered
 from icrbench.data.task import DEMONSTRATION_SEPARATOR, Example, Task
-from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
+from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.episodes import Episode, Episodes, Labelled, Questions, demonstration_tokens
 from icrbench.toolkit.reading import last_token_vectors
 from icrbench.toolkit.selection import accuracies, best, question_batch
+from icrbench.util.bounds import Count
 from icrbench.util.progress import bar
 
 STRENGTHS = (0.1, 0.3, 0.5, 0.7, 0.9)  # the authors' grid for inference
@@ -108,20 +109,16 @@ class IterativeVector(Method):
     """
 
     variant: Literal["zero_shot", "few_shot"] = "zero_shot"
-    per_class: int = 1
-    per_task: int = 1
-    episodes: int = 200
-    batch: int = 10
+    per_class: Count = 1
+    per_task: Count = 1
+    episodes: Count = 200
+    batch: Count = 10
     extraction_strength: float = 0.1
     strength: float | None = None
-    held_out: int = 200
+    held_out: Count = 200
 
     scope: ClassVar[Scope] = Scope.TASK
     fitted: ClassVar[type[Fitted]] = IterativeVectorFitted
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1."""
-        at_least_one(self, "per_class", "per_task", "episodes", "batch", "held_out")
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> IterativeVectorFitted:
         """Extract the vectors, then choose the strength."""

@@ -13,11 +13,12 @@ from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.head_outputs import HeadOutputs, changed_heads
 from icrbench.backbone.virtual import Virtual, attending, virtual_tokens
-from icrbench.method import FitData, Fitted, at_least_one, register
+from icrbench.method import FitData, Fitted, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.demonstration_text import Demonstrations
 from icrbench.toolkit.distillation import COST_OF_TRAINING, Attempt, Lesson, Trained
 from icrbench.toolkit.episodes import Episodes, Questions, demonstration_tokens
+from icrbench.util.bounds import Count, NotNegative, Share
 
 
 class LabelAnchorFitted(Fitted):
@@ -106,24 +107,19 @@ class LabelAnchor(Trained):
             settings of training.
     """
 
-    learning_rate: float = 0.01
-    weight_decay: float = 0.0
-    batch_size: int = 1
-    epochs: int = 10
-    warmup: float = 0.0
+    learning_rate: NotNegative = 0.01
+    weight_decay: NotNegative = 0.0
+    batch_size: Count = 1
+    epochs: Count = 10
+    warmup: Share = 0.0
     mode: Literal["compress", "reweight"] = "compress"
     anchors: Literal["label+format", "label"] = "label+format"
     places: Literal["keep", "restart"] = "keep"
-    per_class: int = 5
-    per_task: int = 3
-    train_per_class: int = 4
+    per_class: Count = 5
+    per_task: Count = 3
+    train_per_class: Count = 4
 
     fitted: ClassVar[type[Fitted]] = LabelAnchorFitted
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1."""
-        super().__post_init__()
-        at_least_one(self, "per_class", "per_task", "train_per_class")
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> LabelAnchorFitted:
         """Run the demonstrations; keep some of their tokens, or train the weights of their labels."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.last_token import prepared
 from icrbench.backbone.sites import Site
-from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
+from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.distillation import COST_OF_TRAINING, answer_loss
 from icrbench.toolkit.episodes import Episodes, Question, Questions, demonstration_tokens, minibatches
@@ -19,6 +19,7 @@ from icrbench.toolkit.layer_vector import LayerVector
 from icrbench.toolkit.optimisation import Schedule, optimise
 from icrbench.toolkit.reading import last_token_vectors
 from icrbench.toolkit.selection import by_accuracy, checked_layer, question_batch
+from icrbench.util.bounds import Count, NotNegative
 
 USUAL_BLOCKS = 24  # of a model, for estimates made before one is loaded
 
@@ -94,22 +95,18 @@ class LearnedTaskVector(Method):
         held_out: train rows held out to choose the block by.
     """
 
-    per_class: int = 5
-    per_task: int = 3
+    per_class: Count = 5
+    per_task: Count = 3
     layer: int | None = None
-    every: int = 1
+    every: Count = 1
     where: Literal["last", "all"] = "last"
-    learning_rate: float = 0.02
-    batch_size: int = 8
-    epochs: int = 20
-    held_out: int = 32
+    learning_rate: NotNegative = 0.02
+    batch_size: Count = 8
+    epochs: Count = 20
+    held_out: Count = 32
 
     scope: ClassVar[Scope] = Scope.TASK
     fitted: ClassVar[type[Fitted]] = LearnedTaskVectorFitted
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1."""
-        at_least_one(self, "per_class", "per_task", "every", "batch_size", "epochs", "held_out")
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> LearnedTaskVectorFitted:
         """Train a vector for every block to be tried, then choose one on held-out rows."""

@@ -15,6 +15,7 @@ from icrbench.backbone.steering import steered
 from icrbench.method import FitData, Fitted, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.distillation import Attempt, Distilled
+from icrbench.util.bounds import NotNegative
 
 INITIAL_SPREAD = 0.01  # of the vectors' entries
 INITIAL_SCALE = 0.1
@@ -70,7 +71,7 @@ class LIVE(Distilled):
     """
 
     point: Literal["attention", "mlp", "block"] = "attention"
-    learning_rate_scales: float = 0.01
+    learning_rate_scales: NotNegative = 0.01
 
     fitted: ClassVar[type[Fitted]] = LIVEFitted
 

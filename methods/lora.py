@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from icrbench.backbone import Backbone
-from icrbench.method import FitData, Fitted, at_least_one, register
+from icrbench.method import FitData, Fitted, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.distillation import Attempt, Lesson, TrainedOnDemonstrations
 from icrbench.toolkit.episodes import Episodes, Question, Questions
 from icrbench.toolkit.lora import HEAD, LoRAFitted, initial_lora, seeded
 from icrbench.toolkit.selection import accuracies, best
-from icrbench.util.errors import UserError
+from icrbench.util.bounds import Bounds, Count, NotNegative
 
 Targets = Literal["qkvo", "o", "last_block", "head"]
 
@@ -46,29 +46,16 @@ class LoRA(TrainedOnDemonstrations):
         held_out: train rows held out to choose it by.
     """
 
-    learning_rate: float = 0.0
-    batch_size: int = 2
-    epochs: int = 20
+    learning_rate: NotNegative = 0.0
+    batch_size: Count = 2
+    epochs: Count = 20
     targets: Targets = "qkvo"
-    rank: int = 16
-    alpha: float = 32.0
-    dropout: float = 0.05
-    held_out: int = 32
+    rank: Count = 16
+    alpha: NotNegative = 32.0
+    dropout: Annotated[float, Bounds(0, 1, open_high=True)] = 0.05
+    held_out: Count = 32
 
     fitted: ClassVar[type[Fitted]] = LoRAFitted
-
-    def __post_init__(self) -> None:
-        """Refuse sizes that mean nothing.
-
-        Raises:
-            UserError: naming the hyperparameter.
-        """
-        super().__post_init__()
-        at_least_one(self, "rank", "held_out")
-        if self.learning_rate < 0:
-            raise UserError(f"lora.learning_rate must be at least 0, not {self.learning_rate}.")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"lora.dropout must be at least 0 and below 1, not {self.dropout}.")
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> LoRAFitted:
         """Train once for every learning rate to be tried, and take the best."""

@@ -12,10 +12,11 @@ from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.sites import Point, Site
 from icrbench.backbone.steering import steered
-from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
+from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.episodes import Episode, Episodes, Questions, shares
 from icrbench.toolkit.reading import last_token_vectors
+from icrbench.util.bounds import Count, Positive
 from icrbench.util.errors import UserError
 
 Space = Literal["final_in", "post_norm"]
@@ -81,20 +82,14 @@ class LTV(Method):
         variant: ``linear``, or ``constant``: the mean of the shifts, added.
     """
 
-    shots: int = 30
-    queries: int = 256
-    ridge: float = 5.0
+    shots: Count = 30
+    queries: Count = 256
+    ridge: Positive = 5.0
     space: Space = "final_in"
     variant: Literal["linear", "constant"] = "linear"
 
     scope: ClassVar[Scope] = Scope.TASK
     fitted: ClassVar[type[Fitted]] = LTVFitted
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1 and a ridge that leaves the map undetermined."""
-        at_least_one(self, "shots", "queries")
-        if self.ridge <= 0:
-            raise UserError(f"ltv.ridge must be greater than 0, not {self.ridge}: use a small number such as 1e-6.")
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> LTVFitted:
         """Read every query's state without and with the demonstrations, then solve for the map."""

@@ -15,6 +15,7 @@ from icrbench.backbone.steering import steered
 from icrbench.method import FitData, Fitted, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.distillation import Attempt, Distilled
+from icrbench.util.bounds import NotNegative
 
 BRANCHES: tuple[Point, Point] = ("attention", "mlp")
 INITIAL_SPREAD = 0.01  # of the vectors' entries
@@ -68,9 +69,9 @@ class M2IV(Distilled):
         w_apart: weight of its off-diagonal part; Barlow Twins' value.
     """
 
-    learning_rate_scales: float = 0.01
-    w_synergy: float = 0.1
-    w_apart: float = 0.005
+    learning_rate_scales: NotNegative = 0.01
+    w_synergy: NotNegative = 0.1
+    w_apart: NotNegative = 0.005
 
     fitted: ClassVar[type[Fitted]] = M2IVFitted
 

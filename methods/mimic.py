@@ -15,6 +15,7 @@ from icrbench.backbone.sites import Site
 from icrbench.method import FitData, Fitted, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.distillation import Attempt, Distilled
+from icrbench.util.bounds import Count, NotNegative
 
 INITIAL_SHIFT = 0.001  # spread of the vectors' entries
 INITIAL_PROBE = 0.02  # spread of the probes' entries
@@ -74,9 +75,9 @@ class MimIC(Distilled):
         w_distance: weight of the squared difference.
     """
 
-    learning_rate: float = 0.005
-    batch_size: int = 4
-    w_distance: float = 1.0
+    learning_rate: NotNegative = 0.005
+    batch_size: Count = 4
+    w_distance: NotNegative = 1.0
 
     fitted: ClassVar[type[Fitted]] = MimICFitted
 

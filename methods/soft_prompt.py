@@ -10,10 +10,11 @@ import torch
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.virtual import Virtual, attending, virtual_embeddings
-from icrbench.method import FitData, Fitted, at_least_one, register
+from icrbench.method import FitData, Fitted, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.distillation import Attempt, Lesson, TrainedOnDemonstrations
 from icrbench.toolkit.episodes import Episodes, Questions
+from icrbench.util.bounds import Count, NotNegative, Share
 
 
 class SoftPromptFitted(Fitted):
@@ -65,19 +66,14 @@ class SoftPrompt(TrainedOnDemonstrations):
         where: what is trained.
     """
 
-    learning_rate: float = 0.1
-    batch_size: int = 4
-    epochs: int = 50
-    warmup: float = 0.05
-    tokens: int = 1
+    learning_rate: NotNegative = 0.1
+    batch_size: Count = 4
+    epochs: Count = 50
+    warmup: Share = 0.05
+    tokens: Count = 1
     where: Literal["input", "layers"] = "input"
 
     fitted: ClassVar[type[Fitted]] = SoftPromptFitted
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1."""
-        super().__post_init__()
-        at_least_one(self, "tokens")
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> SoftPromptFitted:
         """Train the virtual tokens."""

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from icrbench.backbone import Backbone
 from icrbench.backbone.sites import Site
-from icrbench.method import FitData, Fitted, Method, Scope, at_least_one, register
+from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.episodes import Episodes, Questions, demonstration_tokens
 from icrbench.toolkit.layer_vector import LayerVector
 from icrbench.toolkit.reading import last_token_vectors
 from icrbench.toolkit.selection import by_layer
+from icrbench.util.bounds import Count
 
 
 class TaskVectorFitted(LayerVector):
@@ -42,18 +43,14 @@ class TaskVector(Method):
         held_out: train rows held out to choose it by.
     """
 
-    per_class: int = 5
-    per_task: int = 3
-    dummies: int = 1
+    per_class: Count = 5
+    per_task: Count = 3
+    dummies: Count = 1
     layer: int | None = None
-    held_out: int = 32
+    held_out: Count = 32
 
     scope: ClassVar[Scope] = Scope.TASK
     fitted: ClassVar[type[Fitted]] = TaskVectorFitted
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1."""
-        at_least_one(self, "per_class", "per_task", "dummies", "held_out")
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> TaskVectorFitted:
         """Read the state of every block, then choose one on held-out rows."""

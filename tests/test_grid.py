@@ -34,7 +34,6 @@ def test_all_is_every_method() -> None:
         ("icr", ["icr.rank=4"]),
         (" icr : rank = 4 ", []),
         ("icr", ["icr.rank = 4"]),
-        ("icr", ["icr.rank=2", "icr.rank=4"]),
         ("icr:rank=4", ["icr.rank=2"]),  # what is nearest to the name wins
     ],
 )
@@ -90,6 +89,9 @@ def test_every_preset_can_be_run(name: str) -> None:
         ("icr", ["icr.=4"], "write method.hyperparameter=value"),
         ("icr", ["icrr.rank=4"], "unknown method in --set 'icrr': did you mean icr"),
         ("icr", ["few_shot.per_class=4"], "sets a method that is not run"),
+        ("icr:rank=2:rank=4", [], "gives 'rank' twice, as 2 and 4: keep one"),
+        ("icr:rank=4:basis=pca: rank =4", [], "gives 'rank' twice"),
+        ("icr", ["icr.rank=2", "icr.rank=4"], "--set icr.rank gives 'rank' twice, as 2 and 4"),
         ("icr", ["icr.rnk=4"], "unknown hyperparameter of icr 'rnk': did you mean rank"),
     ],
 )

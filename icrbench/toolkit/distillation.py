@@ -19,11 +19,12 @@ from torch.nn import functional
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.prefix import prompt_batches
 from icrbench.backbone.sites import Site, captured
-from icrbench.method import FitData, Fitted, Method, Scope, at_least_one
+from icrbench.method import FitData, Fitted, Method, Scope
 from icrbench.randomness import Randomness
 from icrbench.toolkit.episodes import Episode, Episodes, Question, Questions, demonstration_tokens, minibatches
 from icrbench.toolkit.optimisation import Decay, Schedule, optimise
 from icrbench.toolkit.selection import question_batch
+from icrbench.util.bounds import Count, NotNegative, Positive, Share
 
 SORTED_BATCHES = 4  # minibatches drawn together and cut by length: padding costs as much as prompts do
 COST_OF_TRAINING = 3  # forward and backward, in forward passes
@@ -141,19 +142,15 @@ class Trained(Method):
         decay: the learning rate after the warm-up: along half a cosine or a line to zero, or constant.
     """
 
-    learning_rate: float = 0.001
-    weight_decay: float = 0.001
-    batch_size: int = 8
-    epochs: int = 10
-    warmup: float = 0.1
-    clip: float = 1.0
+    learning_rate: NotNegative = 0.001
+    weight_decay: NotNegative = 0.001
+    batch_size: Count = 8
+    epochs: Count = 10
+    warmup: Share = 0.1
+    clip: Positive = 1.0
     decay: Decay = "cosine"
 
     scope: ClassVar[Scope] = Scope.TASK
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1."""
-        at_least_one(self, "batch_size", "epochs")
 
     def train(
         self,
@@ -220,12 +217,7 @@ class TrainedOnQueries(Trained):
         queries: train rows asked.
     """
 
-    queries: int = 1000
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1."""
-        super().__post_init__()
-        at_least_one(self, "queries")
+    queries: Count = 1000
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
         """The queries, forward and backward, every epoch."""
@@ -241,13 +233,8 @@ class TrainedOnDemonstrations(Trained):
         per_task: rows per in-domain task, for tasks without rows of their own.
     """
 
-    per_class: int = 5
-    per_task: int = 3
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1."""
-        super().__post_init__()
-        at_least_one(self, "per_class", "per_task")
+    per_class: Count = 5
+    per_task: Count = 3
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
         """The rows, forward and backward, every epoch."""
@@ -265,15 +252,10 @@ class Distilled(TrainedOnQueries):
         w_answer: weight of the cross-entropy of the right answer, beside the imitation.
     """
 
-    per_class: int = 5
-    per_task: int = 3
-    queries_per_set: int = 1
-    w_answer: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1."""
-        super().__post_init__()
-        at_least_one(self, "per_class", "per_task", "queries_per_set")
+    per_class: Count = 5
+    per_task: Count = 3
+    queries_per_set: Count = 1
+    w_answer: NotNegative = 0.5
 
     def lessons(self, backbone: Backbone, data: FitData, rng: Randomness, sites: Sequence[Site] = ()) -> list[Lesson]:
         """Draw queries with demonstrations and run the teacher on them, once for all epochs."""

@@ -13,11 +13,12 @@ from torch import Tensor
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.attention import Position
-from icrbench.method import FitData, Fitted, Method, Pool, Scope, at_least_one, register
+from icrbench.method import FitData, Fitted, Method, Pool, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.scoring.prompting import Prompter
 from icrbench.toolkit.encoder import sentence_encoder
 from icrbench.toolkit.universal import chosen_domains, training_rows
+from icrbench.util.bounds import Count, NotNegative, Positive
 from icrbench.util.errors import UserError
 
 from .bases import Bases, Extraction, Pooling, Sampling, icl_bases
@@ -122,49 +123,37 @@ class ICR(Method):
         final_scale: factor on alpha at the end of training and at inference.
     """
 
-    rank: int = 8
+    rank: Count = 8
     basis: Literal["pca", "random", "learned"] = "pca"
     center: bool = True
     position: Position = "pre_rope"
     target: Target = "late"
     pooling: Pooling = "last"
-    prompts_per_domain: int = 5000
-    prompts_agnews: int = 10000
-    per_class: int = 5
+    prompts_per_domain: Count = 5000
+    prompts_agnews: Count = 10000
+    per_class: Count = 5
     sampling: Sampling = "balanced"
-    queries_per_set: int = 1
+    queries_per_set: Count = 1
     domains: str = "all"
-    train_per_domain: int = 5000
+    train_per_domain: Count = 5000
     encoder: str = "minilm"
-    hidden: int = HIDDEN
+    hidden: Count = HIDDEN
     alpha: Strength = "routed"
     gamma: Strength = "routed"
     routing_scale: RoutingScale = "paper"
-    learning_rate: float = 1e-4
-    batch_size: int = 4
-    epochs: int = 2
-    clip: float = 1.0
-    length_groups: int = 1
-    w_confidence: float = 0.01
-    w_sparsity: float = 0.001
-    w_gate: float = 0.02
-    deepest: float = 3.0
-    final_scale: float = 0.8
+    learning_rate: Positive = 1e-4
+    batch_size: Count = 4
+    epochs: Count = 2
+    clip: Positive = 1.0
+    length_groups: Count = 1
+    w_confidence: NotNegative = 0.01
+    w_sparsity: NotNegative = 0.001
+    w_gate: NotNegative = 0.02
+    deepest: NotNegative = 3.0
+    final_scale: NotNegative = 0.8
 
     scope: ClassVar[Scope] = Scope.UNIVERSAL
     fitted: ClassVar[type[Fitted]] = ICRFitted
-
-    def __post_init__(self) -> None:
-        """Refuse sizes that mean nothing.
-
-        Raises:
-            UserError: naming the hyperparameter.
-        """
-        at_least_one(self, "rank", "prompts_per_domain", "prompts_agnews", "per_class", "queries_per_set")
-        at_least_one(self, "train_per_domain", "hidden", "batch_size", "epochs", "length_groups")
-        for name in ("learning_rate", "clip"):
-            if getattr(self, name) <= 0:
-                raise UserError(f"icr.{name} must be above 0, not {getattr(self, name)}.")
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> ICRFitted:
         """Bases, directions, trunk states, training."""

@@ -197,7 +197,7 @@ def test_the_count_of_parameters_is_the_formula(family: str) -> None:
 
 
 def test_what_cannot_be_fitted_is_refused() -> None:
-    with pytest.raises(UserError, match="ridge must be greater than 0"):
+    with pytest.raises(UserError, match="ridge must be above 0"):
         make_method("ltv", {"ridge": 0})
     with pytest.raises(UserError, match="lower"):
         fit("ltv", shots=40)
