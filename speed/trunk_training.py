@@ -15,15 +15,17 @@ from icrbench.backbone.batch import make_batch
 from icrbench.methods.icr.objective import Weights, entropy, terms
 from icrbench.methods.icr.router import HIDDEN, Router
 from icrbench.methods.icr.routing import Directions, routed
-from icrbench.methods.icr.training import Schedule, epoch_batches, train_router
-from icrbench.methods.icr.trunkstore import TrainingPrompt, TrunkStore
+from icrbench.methods.icr.training import Training, epoch_batches, train_router
+from icrbench.methods.icr.trunkstore import TrunkStore
 from icrbench.randomness import Randomness
-from icrbench.scoring.prompting import Prompter
 from icrbench.toolkit.encoder import sentence_encoder
+from icrbench.toolkit.episodes import Labelled, Question, Questions
 
 COUNT = 32  # prompts a domain
 WEIGHTS = Weights(0.01, 0.001, 0.02, 3.0)
-SCHEDULE = Schedule(epochs=2, batch_size=8, learning_rate=1e-3, clip=1.0, final_scale=0.8, length_groups=4)
+HOW = Training(
+    epochs=2, batch_size=8, learning_rate=1e-3, weight_decay=0.01, clip=1.0, final_scale=0.8, length_groups=4
+)
 
 
 def fresh_router(model: Backbone, layers: int) -> Router:
@@ -32,14 +34,14 @@ def fresh_router(model: Backbone, layers: int) -> Router:
     return Router.initial(width, layers, RANK, model.dims.heads, HIDDEN, torch.Generator().manual_seed(0))
 
 
-def train_without_trunk(model: Backbone, directions: Directions, prompts: list[TrainingPrompt]) -> None:
+def train_without_trunk(model: Backbone, directions: Directions, prompts: list[Question]) -> None:
     """The direct way: every step runs all blocks, routed and unrouted."""
     router = fresh_router(model, len(directions.layers))
-    optimizer = torch.optim.AdamW(router.parameters(), lr=SCHEDULE.learning_rate)
+    optimizer = torch.optim.AdamW(router.parameters(), HOW.learning_rate, weight_decay=HOW.weight_decay)
     lengths = [len(item.prompt.tokens) for item in prompts]
     rng = Randomness(0).python("order")
-    for _ in range(SCHEDULE.epochs):
-        for chosen in epoch_batches(lengths, SCHEDULE.batch_size, SCHEDULE.length_groups, rng):
+    for _ in range(HOW.epochs):
+        for chosen in epoch_batches(lengths, HOW.batch_size, HOW.length_groups, rng):
             items = [prompts[row] for row in chosen]
             batch = make_batch([item.prompt.tokens for item in items], [item.prompt.text for item in items])
             with torch.no_grad():
@@ -50,7 +52,7 @@ def train_without_trunk(model: Backbone, directions: Directions, prompts: list[T
             answers = torch.tensor([item.answer for item in items])
             optimizer.zero_grad()
             terms(logits, answers, unrouted, alpha, gamma, WEIGHTS.deepest).total(WEIGHTS).backward()
-            torch.nn.utils.clip_grad_norm_(router.parameters(), SCHEDULE.clip)
+            torch.nn.utils.clip_grad_norm_(router.parameters(), HOW.clip)
             optimizer.step()
 
 
@@ -62,16 +64,13 @@ def main() -> None:
     prompts = []
     for name in ("agnews", "sst2", "trec", "csqa", "piqa"):
         pool, examples = rows(asked, name, COUNT)
-        prompter = Prompter(model, pool.task)
-        for example in examples:
-            prompt = prompter(example)
-            prompts.append(TrainingPrompt(prompt, prompt.options[example.label]))
+        prompts += Questions(model).zero_shot(Labelled(pool.task, example) for example in examples)
     sentence_encoder("minilm")([item.prompt.text for item in prompts])  # the same for all sides
 
     def train(store: TrunkStore) -> None:
         router = fresh_router(model, len(directions.layers))
         rng = Randomness(0).python("order")
-        train_router(model, router, directions, store, SCHEDULE, WEIGHTS, "attention", "minilm", rng)
+        train_router(model, router, directions, store, HOW, WEIGHTS, "attention", "minilm", rng)
 
     with tempfile.TemporaryDirectory() as folder:
         store = TrunkStore(model, directions.layers[0], [prompts], Path(folder))

@@ -16,8 +16,7 @@ from icrbench.method import Pool
 from icrbench.methods.icr.directions import random_directions
 from icrbench.methods.icr.layers import target_layers
 from icrbench.methods.icr.routing import Directions
-from icrbench.methods.icr.trunkstore import TrainingPrompt
-from icrbench.scoring.prompting import Prompter
+from icrbench.toolkit.episodes import Labelled, Question, Questions
 
 
 @cache
@@ -36,11 +35,9 @@ def demo_test(name: str) -> tuple[Example, ...]:
     return load(load_tasks()[name], Demo()).test
 
 
-def training_prompts(backbone: Backbone, name: str, count: int) -> list[TrainingPrompt]:
+def training_prompts(backbone: Backbone, name: str, count: int) -> list[Question]:
     pool = demo_pool(name)
-    prompter = Prompter(backbone, pool.task)
-    made = [(prompter(row), row.label) for row in pool.train[:count]]
-    return [TrainingPrompt(prompt, prompt.options[label]) for prompt, label in made]
+    return Questions(backbone).zero_shot(Labelled(pool.task, row) for row in pool.train[:count])
 
 
 def some_directions(

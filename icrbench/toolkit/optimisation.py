@@ -87,6 +87,7 @@ def optimise(
             optimizer.step()
             rates.step()
             history.append(float(value.detach()))
+            progress.set_postfix(loss=f"{history[-1]:.2f}")
             progress.update(1)
     for parameter in parameters:
         parameter.requires_grad_(False)

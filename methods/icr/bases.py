@@ -21,9 +21,9 @@ from icrbench.backbone.prefix import expanded, prefix_cache, shared_prefix
 from icrbench.data.task import Example
 from icrbench.method import Pool
 from icrbench.randomness import Randomness
-from icrbench.scoring.prompting import Prompter
 from icrbench.toolkit.demonstrations import balanced
 from icrbench.toolkit.encoder import by_similarity, sentence_encoder
+from icrbench.toolkit.episodes import Episode, Labelled, Questions
 from icrbench.toolkit.intermediate import Intermediate
 from icrbench.util.progress import bar
 
@@ -94,16 +94,14 @@ def _extract(backbone: Backbone, pool: Pool, how: Extraction, rng: Randomness) -
     queries = order.sample(pool.train, min(how.prompts, len(pool.train)))
     collected: list[tuple[Tensor, Tensor]] = []
     with torch.inference_mode(), bar(f"in-context prompts of {name}", len(queries)) as progress:
-        for group, demonstrations in _sets(pool, queries, how, rng):
-            collected += _read_group(backbone, pool, group, demonstrations, how)
+        for group in _sets(pool, queries, how, rng):
+            collected += _read_group(backbone, group, how)
             progress.update(len(group))
     return torch.cat([q for q, _ in collected], 1), torch.cat([k for _, k in collected], 1)
 
 
-def _sets(
-    pool: Pool, queries: Sequence[Example], how: Extraction, rng: Randomness
-) -> Iterator[tuple[Sequence[Example], list[str]]]:
-    """Queries with the demonstrations they follow."""
+def _sets(pool: Pool, queries: Sequence[Example], how: Extraction, rng: Randomness) -> Iterator[list[Episode]]:
+    """Queries in groups that share one draw of demonstrations, with them."""
     if how.sampling == "similar":
         yield from _similar_sets(pool, queries, how)
         return
@@ -112,12 +110,10 @@ def _sets(
         draw = rng.python("icl-demonstrations", pool.task.name, str(start))
         # A query is never among its own demonstrations.
         shown = balanced(pool.train, how.per_class, draw, {query.content_hash for query in group})
-        yield group, [pool.task.demonstration(example) for example in shown]
+        yield [_episode(pool, shown, query) for query in group]
 
 
-def _similar_sets(
-    pool: Pool, queries: Sequence[Example], how: Extraction
-) -> Iterator[tuple[Sequence[Example], list[str]]]:
+def _similar_sets(pool: Pool, queries: Sequence[Example], how: Extraction) -> Iterator[list[Episode]]:
     assert how.encoder is not None, "similar to what"
     encode = sentence_encoder(how.encoder)
     vectors = normalize(encode([pool.task.prompt(example) for example in pool.train]), dim=1)
@@ -125,14 +121,15 @@ def _similar_sets(
     for query in queries:
         nearest, _ = by_similarity(vectors, encode([pool.task.prompt(query)])[0])
         others = [pool.train[i] for i in nearest if pool.train[i].content_hash != query.content_hash]
-        yield [query], [pool.task.demonstration(example) for example in others[:count]]
+        yield [_episode(pool, others[:count], query)]
 
 
-def _read_group(
-    backbone: Backbone, pool: Pool, group: Sequence[Example], demonstrations: list[str], how: Extraction
-) -> list[tuple[Tensor, Tensor]]:
-    prompter = Prompter(backbone, pool.task)
-    sequences = [prompter(query, demonstrations).tokens for query in group]
+def _episode(pool: Pool, shown: Sequence[Example], query: Example) -> Episode:
+    return Episode(tuple(Labelled(pool.task, row) for row in shown), Labelled(pool.task, query))
+
+
+def _read_group(backbone: Backbone, group: Sequence[Episode], how: Extraction) -> list[tuple[Tensor, Tensor]]:
+    sequences = [question.prompt.tokens for question in Questions(backbone).in_context(group)]
     # Rollout needs the attention of every token, so it cannot start from cached keys.
     own = {"last": 1, "last4": 4, "last8": 8}.get(how.pooling, 0)
     shared = shared_prefix(sequences, own) if own and len(group) > 1 else 0

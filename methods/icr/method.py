@@ -15,8 +15,8 @@ from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.attention import Position
 from icrbench.method import FitData, Fitted, Method, Pool, Scope, register
 from icrbench.randomness import Randomness
-from icrbench.scoring.prompting import Prompter
 from icrbench.toolkit.encoder import sentence_encoder
+from icrbench.toolkit.episodes import Labelled, Question, Questions
 from icrbench.toolkit.universal import chosen_domains, training_rows
 from icrbench.util.bounds import Count, NotNegative, Positive
 from icrbench.util.errors import UserError
@@ -27,8 +27,8 @@ from .layers import Target, target_layers
 from .objective import Weights
 from .router import HIDDEN, Router, Strength
 from .routing import Directions, RoutingScale, routed
-from .training import Schedule, train_router
-from .trunkstore import TrainingPrompt, TrunkStore
+from .training import Training, train_router
+from .trunkstore import TrunkStore
 
 
 class ICRFitted(Fitted):
@@ -116,7 +116,8 @@ class ICR(Method):
         hidden: width of the router's hidden layers.
         alpha, gamma: ``uniform`` puts one learned number in place of that branch of the router (Table 4).
         routing_scale: ``paper`` adds the low-rank term as it is; ``attention`` multiplies it by the attention scale.
-        learning_rate, batch_size, epochs, clip: AdamW training.
+        learning_rate, weight_decay, batch_size, epochs, clip: AdamW training. Where the paper is silent, the weight
+            decay is AdamW's usual one.
         length_groups: sort prompts by length within that many batches; 1 is plain shuffling.
         w_confidence, w_sparsity, w_gate: weights of the terms beside cross-entropy (Table 4).
         deepest: sparsity weight of the last layer, rising from 1.
@@ -142,6 +143,7 @@ class ICR(Method):
     gamma: Strength = "routed"
     routing_scale: RoutingScale = "paper"
     learning_rate: Positive = 1e-4
+    weight_decay: NotNegative = 0.01
     batch_size: Count = 4
     epochs: Count = 2
     clip: Positive = 1.0
@@ -176,10 +178,11 @@ class ICR(Method):
             router.to(backbone.device),
             directions,
             store,
-            Schedule(
+            Training(
                 self.epochs,
                 self.batch_size,
                 self.learning_rate,
+                self.weight_decay,
                 self.clip,
                 self.final_scale,
                 self.length_groups,
@@ -260,12 +263,11 @@ class ICR(Method):
         )
         return icl_bases(backbone, pool, how, rng, workspace)
 
-    def _training_prompts(self, backbone: Backbone, pools: list[Pool], rng: Randomness) -> list[list[TrainingPrompt]]:
+    def _training_prompts(self, backbone: Backbone, pools: list[Pool], rng: Randomness) -> list[list[Question]]:
         """Zero-shot prompts of each domain; which rows of a domain does not depend on the others."""
+        ask = Questions(backbone)
         domains = []
         for pool in pools:
-            prompter = Prompter(backbone, pool.task)
             rows = training_rows(pool, self.train_per_domain, rng)
-            prompts = [(prompter(row), row.label) for row in rows]
-            domains.append([TrainingPrompt(prompt, prompt.options[label]) for prompt, label in prompts])
+            domains.append(ask.zero_shot(Labelled(pool.task, row) for row in rows))
         return domains

@@ -1,6 +1,6 @@
 """The router's training objective (ICR paper, Sec. 2.5, eq. 11-15)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -25,6 +25,10 @@ class Terms:
     confidence: Tensor
     sparsity: Tensor
     gate: Tensor
+
+    def values(self) -> dict[str, float]:
+        """The terms as numbers, by name."""
+        return {item.name: float(getattr(self, item.name).detach()) for item in fields(self)}
 
     def total(self, weights: Weights) -> Tensor:
         """The weighted sum."""

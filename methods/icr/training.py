@@ -4,14 +4,14 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 
-import torch
 from torch import Tensor
 
 from icrbench.backbone import Backbone
 from icrbench.backbone.trunk import continue_from
 from icrbench.toolkit.encoder import sentence_encoder
-from icrbench.util.progress import bar
+from icrbench.toolkit.optimisation import Schedule, optimise
 
 from .objective import Weights, terms
 from .router import Router
@@ -20,13 +20,14 @@ from .trunkstore import TrunkBatch, TrunkStore
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Training:
     """How the router is trained (ICR paper, App. B).
 
     Attributes:
         epochs: passes over the training prompts.
         batch_size: prompts a step.
-        learning_rate: of AdamW.
+        learning_rate: of AdamW, constant.
+        weight_decay: of AdamW.
         clip: largest norm of the gradient.
         final_scale: the factor on alpha falls from 1 to this along a half cosine, and stays there at inference.
         length_groups: batches within which prompts are sorted by length before batching (1: plain shuffling).
@@ -35,6 +36,7 @@ class Schedule:
     epochs: int
     batch_size: int
     learning_rate: float
+    weight_decay: float
     clip: float
     final_scale: float
     length_groups: int
@@ -50,7 +52,7 @@ def train_router(
     router: Router,
     directions: Directions,
     store: TrunkStore,
-    schedule: Schedule,
+    how: Training,
     weights: Weights,
     routing_scale: RoutingScale,
     encoder: str,
@@ -63,35 +65,37 @@ def train_router(
 
     Returns:
         Per epoch the mean of each term of the objective.
+
+    Raises:
+        UserError: if the objective is not finite.
     """
     trained = [*router.parameters(), *(t for t in (directions.queries, directions.keys) if t.requires_grad)]
-    optimizer = torch.optim.AdamW(trained, lr=schedule.learning_rate)
     lengths = store.lengths()
-    steps_per_epoch = -(-len(lengths) // schedule.batch_size)
-    total = steps_per_epoch * schedule.epochs
-    history: list[dict[str, float]] = []
-    step = 0
-    with bar("training the router", total) as progress:
-        for _ in range(schedule.epochs):
-            sums = dict.fromkeys(("cross_entropy", "confidence", "sparsity", "gate", "accuracy"), 0.0)
-            for rows in epoch_batches(lengths, schedule.batch_size, schedule.length_groups, rng):
-                scale = alpha_scale(step / max(1, total - 1), schedule.final_scale)
-                data = store.load(rows)
-                logits, alpha, gamma = routed_logits(backbone, router, directions, data, routing_scale, encoder, scale)
-                parts = terms(logits, data.answers, data.entropy, alpha, gamma, weights.deepest)
-                optimizer.zero_grad()
-                parts.total(weights).backward()
-                torch.nn.utils.clip_grad_norm_(trained, schedule.clip)
-                optimizer.step()
-                share = len(rows) / len(lengths)
-                for name in ("cross_entropy", "confidence", "sparsity", "gate"):
-                    sums[name] += float(getattr(parts, name).detach()) * share
-                sums["accuracy"] += float((logits.argmax(1) == data.answers).float().mean()) * share
-                step += 1
-                progress.update()
-                progress.set_postfix(loss=f"{float(parts.cross_entropy.detach()):.2f}")
-            history.append(sums)
-    return history
+    steps = how.epochs * -(-len(lengths) // how.batch_size)
+    seen: list[dict[str, float]] = []  # a step's terms, weighted by its share of the epoch
+
+    def loss(rows: list[int]) -> Tensor:
+        scale = alpha_scale(len(seen) / max(1, steps - 1), how.final_scale)
+        data = store.load(rows)
+        logits, alpha, gamma = routed_logits(backbone, router, directions, data, routing_scale, encoder, scale)
+        parts = terms(logits, data.answers, data.entropy, alpha, gamma, weights.deepest)
+        right = float((logits.argmax(1) == data.answers).float().mean())
+        share = len(rows) / len(lengths)
+        seen.append({name: value * share for name, value in (parts.values() | {"accuracy": right}).items()})
+        return parts.total(weights)
+
+    epochs = (epoch_batches(lengths, how.batch_size, how.length_groups, rng) for _ in repeat(None))
+    schedule = Schedule(steps, warmup=0.0, weight_decay=how.weight_decay, clip=how.clip, decay="constant")
+    batches = chain.from_iterable(epochs)
+    optimise([(trained, how.learning_rate)], loss, batches, schedule, "training the router")
+    return _by_epoch(seen, how.epochs)
+
+
+def _by_epoch(steps: Sequence[dict[str, float]], epochs: int) -> list[dict[str, float]]:
+    """Sums of what each epoch's steps add."""
+    length = len(steps) // epochs
+    parts = (steps[start : start + length] for start in range(0, len(steps), length))
+    return [{name: sum(step[name] for step in part) for name in part[0]} for part in parts]
 
 
 def routed_logits(

@@ -19,7 +19,7 @@ from torch import Tensor
 from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.batch import by_length
 from icrbench.backbone.trunk import captured_input, trunk_states
-from icrbench.scoring.prompting import Prompt
+from icrbench.toolkit.episodes import Question
 from icrbench.toolkit.intermediate import Intermediate
 from icrbench.util.progress import bar
 
@@ -28,14 +28,6 @@ from .objective import entropy
 PIECE = 256  # prompts a file
 BATCH_TOKENS = 2048
 LARGEST = 2.0**14  # of a scaled entry: well inside half precision, leaving as many digits below it as can be
-
-
-@dataclass(frozen=True)
-class TrainingPrompt:
-    """A zero-shot prompt and the token that answers it."""
-
-    prompt: Prompt
-    answer: int
 
 
 @dataclass(frozen=True)
@@ -72,9 +64,7 @@ class TrunkStore:
     set of domains shares them, and states are the same to the last bit in whatever company they were computed.
     """
 
-    def __init__(
-        self, backbone: Backbone, layer: int, domains: Sequence[Sequence[TrainingPrompt]], workspace: Path
-    ) -> None:
+    def __init__(self, backbone: Backbone, layer: int, domains: Sequence[Sequence[Question]], workspace: Path) -> None:
         self._backbone = backbone
         self._layer = layer
         self._prompts = [item for prompts in domains for item in prompts]

@@ -19,7 +19,9 @@ from icrbench.methods.icr import bases
 from icrbench.methods.icr.bases import Bases, Extraction, icl_bases
 from icrbench.randomness import Randomness
 from icrbench.scoring.prompting import Prompt, Prompter
+from icrbench.toolkit import episodes
 from icrbench.toolkit.encoder import sentence_encoder
+from icrbench.toolkit.episodes import Episode, Questions
 from icrbench.util.cache import verified
 from slow_attention import Reference
 from tiny import FAMILIES, tiny_backbone, tokenizer
@@ -40,7 +42,7 @@ class Watched:
                 asked.append((example, list(demonstrations), prompt))
                 return prompt
 
-        monkeypatch.setattr(bases, "Prompter", Recorder)
+        monkeypatch.setattr(episodes, "Prompter", Recorder)
 
     def run(self, backbone: Backbone, pool: Pool, how: Extraction, folder: Path, seed: int = 0) -> Bases:
         self.asked.clear()
@@ -93,12 +95,9 @@ def slowly(family: str, watched: Watched, how: Extraction) -> dict[str, Tensor]:
     }
 
 
-def prompts_alone(
-    backbone: Backbone, pool: Pool, group: Sequence[Example], shown: list[str], _how: Extraction
-) -> list[tuple[Tensor, Tensor]]:
+def prompts_alone(backbone: Backbone, group: Sequence[Episode], _how: Extraction) -> list[tuple[Tensor, Tensor]]:
     """Makes the prompts of a group and leaves the model alone."""
-    prompter = bases.Prompter(backbone, pool.task)
-    return [(torch.zeros(1, 1, 1), torch.zeros(1, 1, 1)) for query in group if prompter(query, shown)]
+    return [(torch.zeros(1, 1, 1), torch.zeros(1, 1, 1)) for _ in Questions(backbone).in_context(group)]
 
 
 @pytest.mark.parametrize("sampling", ["balanced", "similar"])

@@ -70,7 +70,7 @@ def test_defaults_are_the_paper_s() -> None:
         "prompts_per_domain": 5000, "prompts_agnews": 10000, "per_class": 5, "sampling": "balanced",
         "queries_per_set": 1, "domains": "all", "train_per_domain": 5000, "encoder": "minilm", "hidden": 256,
         "alpha": "routed", "gamma": "routed", "routing_scale": "paper",
-        "learning_rate": 1e-4, "batch_size": 4, "epochs": 2, "clip": 1.0,
+        "learning_rate": 1e-4, "weight_decay": 0.01, "batch_size": 4, "epochs": 2, "clip": 1.0,
         "length_groups": 1, "w_confidence": 0.01, "w_sparsity": 0.001, "w_gate": 0.02, "deepest": 3.0,
         "final_scale": 0.8,
     }  # fmt: skip

@@ -12,12 +12,14 @@ from icrbench.methods.icr import training
 from icrbench.methods.icr.objective import Weights, terms
 from icrbench.methods.icr.router import Router
 from icrbench.methods.icr.routing import Directions
-from icrbench.methods.icr.training import Schedule, epoch_batches, routed_logits, train_router
+from icrbench.methods.icr.training import Training, epoch_batches, routed_logits, train_router
 from icrbench.methods.icr.trunkstore import TrunkStore
 from tiny import tiny_backbone
 
 WEIGHTS = Weights(0.01, 0.001, 0.02, 3.0)
-SCHEDULE = Schedule(epochs=2, batch_size=4, learning_rate=1e-2, clip=1.0, final_scale=0.8, length_groups=1)
+HOW = Training(
+    epochs=2, batch_size=4, learning_rate=1e-2, weight_decay=0.01, clip=1.0, final_scale=0.8, length_groups=1
+)
 BACKBONE = "llama"
 
 
@@ -42,7 +44,7 @@ def new_router(seed: int = 0) -> Router:
 def train(
     store: TrunkStore,
     router: Router,
-    schedule: Schedule = SCHEDULE,
+    how: Training = HOW,
     weights: Weights = WEIGHTS,
     order: int = 0,
     directions: Directions | None = None,
@@ -53,7 +55,7 @@ def train(
         router,
         directions or some_directions(backbone),
         store,
-        schedule,
+        how,
         weights,
         "attention",
         "toy",
@@ -90,7 +92,7 @@ def test_grouping_by_length_keeps_every_prompt_and_saves_padding() -> None:
 
 def test_training_lowers_the_loss_and_reports_each_epoch(store: TrunkStore) -> None:
     router = new_router()
-    history = train(store, router, replace(SCHEDULE, epochs=6, learning_rate=5e-2))
+    history = train(store, router, replace(HOW, epochs=6, learning_rate=5e-2))
     assert len(history) == 6
     assert history[-1]["cross_entropy"] < history[0]["cross_entropy"] - 0.3
     assert set(history[0]) == {"cross_entropy", "confidence", "sparsity", "gate", "accuracy"}
@@ -113,9 +115,9 @@ def test_steps_are_those_of_adamw_on_the_clipped_gradient(store: TrunkStore) -> 
     """The whole loop written out once more, one epoch of four steps (14 prompts)."""
     backbone = tiny_backbone(BACKBONE)
     found = some_directions(backbone)
-    schedule, weights = replace(SCHEDULE, epochs=1, clip=0.05), Weights(0.5, 0.3, 0.2, 3.0)
+    how, weights = replace(HOW, epochs=1, clip=0.05), Weights(0.5, 0.3, 0.2, 3.0)
     router, expected = new_router(), new_router()
-    history = train(store, router, schedule, weights)
+    history = train(store, router, how, weights)
     optimizer = torch.optim.AdamW(expected.parameters(), lr=1e-2)
     order = list(range(14))
     random.Random(0).shuffle(order)
@@ -148,9 +150,9 @@ def free_directions() -> Directions:
 def test_learned_directions_take_the_router_s_steps(store: TrunkStore) -> None:
     """One optimizer, one learning rate, one norm to clip, and nothing that pulls them back to orthonormal."""
     backbone = tiny_backbone(BACKBONE)
-    schedule = replace(SCHEDULE, epochs=1, clip=0.05)
+    how = replace(HOW, epochs=1, clip=0.05)
     router, directions = new_router(), free_directions()
-    train(store, router, schedule, directions=directions)
+    train(store, router, how, directions=directions)
     expected, moved = new_router(), free_directions()
     trained = [*expected.parameters(), moved.queries, moved.keys]
     optimizer = torch.optim.AdamW(trained, lr=1e-2)
@@ -192,7 +194,7 @@ def test_alpha_is_annealed_over_all_epochs(store: TrunkStore, monkeypatch: pytes
         return routed_logits(*args)
 
     monkeypatch.setattr(training, "routed_logits", spy)
-    train(store, new_router(), replace(SCHEDULE, epochs=3))
+    train(store, new_router(), replace(HOW, epochs=3))
     assert len(scales) == 12
     assert scales[0] == 1.0
     assert scales[-1] == pytest.approx(0.8)
@@ -221,6 +223,6 @@ def test_the_model_is_left_as_it_was(store: TrunkStore, tmp_path: Path) -> None:
 def test_a_heavy_penalty_shrinks_what_it_penalises(term: str, store: TrunkStore) -> None:
     heavy = Weights(0.01, 50.0 if term == "sparsity" else 0.0, 50.0 if term == "gate" else 0.0, 3.0)
     light = Weights(0.01, 0.0, 0.0, 3.0)
-    schedule = replace(SCHEDULE, epochs=4)
-    heavily, lightly = train(store, new_router(), schedule, heavy), train(store, new_router(), schedule, light)
+    how = replace(HOW, epochs=4)
+    heavily, lightly = train(store, new_router(), how, heavy), train(store, new_router(), how, light)
     assert heavily[-1][term] < 0.8 * lightly[-1][term]

@@ -11,8 +11,9 @@ from icrbench.backbone import Backbone, Revision, make_batch
 from icrbench.backbone.metering import metered
 from icrbench.backbone.trunk import continue_from, trunk_states
 from icrbench.methods.icr import trunkstore
-from icrbench.methods.icr.trunkstore import TrainingPrompt, TrunkStore
+from icrbench.methods.icr.trunkstore import TrunkStore
 from icrbench.scoring.prompting import Prompt
+from icrbench.toolkit.episodes import Question
 from icrbench.util.errors import UserError
 from slow_attention import Reference
 from tiny import FAMILIES, tiny_backbone, tiny_model, tokenizer
@@ -22,11 +23,11 @@ class Killed(Exception):
     """Stands for whatever ends a run."""
 
 
-def filled(backbone: Backbone, prompts: list[TrainingPrompt], folder: Path, layer: int = 4) -> TrunkStore:
+def filled(backbone: Backbone, prompts: list[Question], folder: Path, layer: int = 4) -> TrunkStore:
     return filled_domains(backbone, [prompts], folder, layer)
 
 
-def filled_domains(backbone: Backbone, domains: list[list[TrainingPrompt]], folder: Path, layer: int = 4) -> TrunkStore:
+def filled_domains(backbone: Backbone, domains: list[list[Question]], folder: Path, layer: int = 4) -> TrunkStore:
     store = TrunkStore(backbone, layer, domains, folder)
     store.fill()
     return store
@@ -82,7 +83,7 @@ def test_huge_entries_do_not_overflow(tmp_path: Path) -> None:
         embeddings.weight[66, 3:5] = torch.tensor([-1e6, 2e6])
     backbone = Backbone(model, tokenizer(), Revision("huge", "huge", "0"))
     tokens = (70, 65, 71, 66, *range(72, 90))
-    prompts = [TrainingPrompt(Prompt(tokens, "", (1, 2), False, 0), 1)]
+    prompts = [Question(Prompt(tokens, "", (1, 2), False, 0), 0)]
     data = filled(backbone, prompts, tmp_path).load([0])
     with torch.inference_mode():
         truth = trunk_states(backbone, 4, data.batch)
@@ -264,6 +265,7 @@ def test_stores_of_other_prompts_layers_or_models_are_apart(tmp_path: Path) -> N
         filled(model, items, tmp_path, layer)
     assert len(list(tmp_path.rglob("*layer-*"))) == 5
     # What answers a prompt changes nothing that is stored.
-    changed = [*prompts[:2], TrainingPrompt(prompts[2].prompt, prompts[2].answer + 1)]
-    assert filled(backbone, changed, tmp_path).load([2]).answers.tolist() == [prompts[2].answer + 1]
+    other_answer = Question(prompts[2].prompt, 1 - prompts[2].label)
+    changed = [*prompts[:2], other_answer]
+    assert filled(backbone, changed, tmp_path).load([2]).answers.tolist() == [other_answer.answer]
     assert len(list(tmp_path.rglob("*layer-*"))) == 5
