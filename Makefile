@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test quick lint format hooks clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +40,9 @@ demo: $(INSTALLED) ## Compare methods on bundled data with small real models, no
 test: lint ## Check style and types, then run every test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
+quick: $(INSTALLED) ## Run the tests that are not marked slow, in under a minute
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m "not slow"
+
 lint: $(INSTALLED) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -48,6 +51,9 @@ lint: $(INSTALLED) ## Check style and types
 format: $(INSTALLED) ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+hooks: ## Check style, types and commit messages before each commit, on this machine
+	git config core.hooksPath .githooks
 
 clean: ## Remove caches and build output (not .venv, not runs/)
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
