@@ -16,7 +16,7 @@ from common import backbone, parser, report, rows
 from icrbench.method import FitData, Pool
 from icrbench.methods.icr import ICR
 from icrbench.randomness import Randomness
-from icrbench.run.presets import preset
+from icrbench.runner.presets import preset
 from icrbench.toolkit.encoder import sentence_encoder
 
 POOL = 400  # train rows a domain; enough for demonstrations of every class

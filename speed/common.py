@@ -14,7 +14,7 @@ from icrbench.data.find_tasks import get_tasks
 from icrbench.data.sources import Demo, LocalDir, Source, load
 from icrbench.data.task import Example
 from icrbench.method import Pool
-from icrbench.run.environment import machine
+from icrbench.runner.environment import machine
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

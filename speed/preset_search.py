@@ -16,7 +16,7 @@ from icrbench.data.find_tasks import get_tasks
 from icrbench.method import FitData
 from icrbench.randomness import Randomness
 from icrbench.registry import make_method
-from icrbench.run.presets import preset
+from icrbench.runner.presets import preset
 from icrbench.toolkit.demonstrations import spread
 from icrbench.toolkit.episodes import Labelled, Questions
 from icrbench.toolkit.selection import accuracies

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from tabulate import tabulate
 
 from icrbench.data.find_tasks import get_tasks
-from icrbench.run.environment import machine
+from icrbench.runner.environment import machine
 from icrbench.store.records import EXAMPLE_SCHEMA
 
 MODELS = 20

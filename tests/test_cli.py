@@ -234,7 +234,7 @@ def test_a_full_disk(icrbench: Commands, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_dry_run_prints_cells_and_cost_and_loads_no_model(icrbench: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("icrbench.run.runner.load_backbone", None)
+    monkeypatch.setattr("icrbench.runner.request.load_backbone", None)
     done = icrbench.run(
         "--dry-run", methods="zero_shot,few_shot:per_class=2", tasks="sst2,cb", seeds="0,1", models=model_folder("gpt2")
     )

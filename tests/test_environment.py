@@ -10,10 +10,10 @@ import pytest
 
 from icrbench.method import Method
 from icrbench.registry import methods
-from icrbench.run import environment as module
-from icrbench.run import identity
-from icrbench.run.environment import environment
-from icrbench.run.identity import code_identity
+from icrbench.runner import environment as module
+from icrbench.runner import identity
+from icrbench.runner.environment import environment
+from icrbench.runner.identity import code_identity
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -50,7 +50,7 @@ def variant(folder: Path, base: type[Method], monkeypatch: pytest.MonkeyPatch) -
 def test_edits_make_another_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(ROOT / "icrbench", copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(identity, "__file__", str(copy / "run" / "identity.py"))
+    monkeypatch.setattr(identity, "__file__", str(copy / "runner" / "identity.py"))
     kind = variant(tmp_path / "own", methods()["zero_shot"], monkeypatch)
     seen = [code_identity(kind)]
     for path in (

@@ -9,10 +9,10 @@ import pytest
 from cli_setup import model_folder
 from icrbench.data.find_tasks import load_tasks
 from icrbench.protocol import Datasets
-from icrbench.run import estimate as module
-from icrbench.run.estimate import estimate
-from icrbench.run.plan import Cell, plan
-from icrbench.run.request import Request
+from icrbench.runner import estimate as module
+from icrbench.runner.estimate import estimate
+from icrbench.runner.plan import Cell, plan
+from icrbench.runner.request import Request
 from icrbench.util.errors import UserError
 from tiny import tiny_model
 

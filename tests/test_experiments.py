@@ -9,8 +9,8 @@ from icrbench.data.find_tasks import get_tasks
 from icrbench.experiments import Experiment, ExperimentRow, experiments, get_experiments, specs
 from icrbench.registry import methods
 from icrbench.report.published import find, published
-from icrbench.run.labels import experiment_methods, parse_methods
-from icrbench.run.presets import preset
+from icrbench.runner.labels import experiment_methods, parse_methods
+from icrbench.runner.presets import preset
 
 __all__ = ["icrbench"]  # a fixture
 
@@ -93,7 +93,7 @@ def test_dry_run_confines_rows_to_the_tasks_of_their_experiments(
     in_domain = Experiment(
         "two", "Two", (), "tasks", (ExperimentRow("0", "zero_shot"), ExperimentRow("I", "icr")), "id"
     )
-    monkeypatch.setattr("icrbench.run.request.get_experiments", lambda text: [everywhere, in_domain])
+    monkeypatch.setattr("icrbench.runner.request.get_experiments", lambda text: [everywhere, in_domain])
     done = icrbench.run("--dry-run", methods=None, tasks=None, experiment="one,two")
     cells = {tuple(line.split()[1:3]) for line in done.out.splitlines() if line.endswith("rows)")}
     assert {("icr", "mr"), ("icr", "sst2"), ("zero_shot", "sst2")} <= cells
@@ -108,7 +108,7 @@ def test_rows_of_an_experiment_share_bases_and_trunk_states(
 ) -> None:
     names = ("icr:w_gate=0", "icr:rank=4", "icr:domains=sst2")
     ablation = Experiment("ablation", "A", (), "tasks", tuple(ExperimentRow(name, name) for name in names))
-    monkeypatch.setattr("icrbench.run.request.get_experiments", lambda text: [ablation])
+    monkeypatch.setattr("icrbench.runner.request.get_experiments", lambda text: [ablation])
     small = ["prompts_per_domain=10", "train_per_domain=4", "epochs=1", "domains=sst2"]
     options = [word for setting in small for word in ("--set", f"icr.{setting}")]
     folder = tmp_path / "shared"

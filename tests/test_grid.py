@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from icrbench.registry import methods
-from icrbench.run.labels import parse_methods
-from icrbench.run.presets import Preset, preset
+from icrbench.runner.labels import parse_methods
+from icrbench.runner.presets import Preset, preset
 from icrbench.util.errors import UserError
 
 NONE = Preset("none", None, (0,), {})

@@ -312,19 +312,31 @@ def test_artefacts_of_methods_that_are_gone(tmp_path: Path) -> None:
         Artefact.load(tmp_path, backbone)
 
 
-@pytest.mark.parametrize("key", ["location", "revision"])
-def test_artefacts_of_another_model(key: str, tmp_path: Path) -> None:
-    backbone = tiny_backbone("llama")
-    an_artefact(backbone).save(tmp_path)
-    names = {"name": "tiny-llama", "location": "tiny-llama", "revision": "seed0", key: "another"}
-    other = Backbone(tiny_model("llama"), tokenizer(), Revision(**names))
-    with pytest.raises(DamagedArtefact, match=r"was fitted on tiny-llama@seed0, not on .*another.*: use the model"):
-        Artefact.load(tmp_path, other)
-
-
-def test_the_same_weights_by_another_name_or_number_type_are_fine(tmp_path: Path) -> None:
+def test_artefacts_of_other_weights_or_another_tokenizer(tmp_path: Path) -> None:
     an_artefact(tiny_backbone("llama")).save(tmp_path)
-    renamed = Backbone(tiny_model("llama", torch.bfloat16), tokenizer(), Revision("mine", "tiny-llama", "seed0"))
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0, 0] += 1
+    words = tokenizer()
+    words.add_tokens("unheard-of")
+    revision = Revision("tiny-llama", "another", "seed0")
+    for other in (Backbone(model, tokenizer(), revision), Backbone(tiny_model("llama"), words, revision)):
+        with pytest.raises(
+            DamagedArtefact, match=r"was fitted on tiny-llama@seed0, not on another@seed0: use the model"
+        ):
+            Artefact.load(tmp_path, other)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "revision"),
+    [
+        (torch.float32, Revision("mine", "elsewhere", "unknown")),  # the same content, wherever it lies
+        (torch.bfloat16, Revision("mine", "tiny-llama", "seed0")),  # one place, loaded as another number type
+    ],
+)
+def test_the_same_weights_are_fine(dtype: torch.dtype, revision: Revision, tmp_path: Path) -> None:
+    an_artefact(tiny_backbone("llama")).save(tmp_path)
+    renamed = Backbone(tiny_model("llama", dtype), tokenizer(), revision)
     assert Artefact.load(tmp_path, renamed).method == make_method("example", {})
 
 

@@ -13,7 +13,7 @@ from icrbench import method
 from icrbench.method import FitData, Fitted
 from icrbench.randomness import Randomness
 from icrbench.registry import import_folder, make_method, methods
-from icrbench.run.identity import code_identity
+from icrbench.runner.identity import code_identity
 from test_contract import fingerprint, logits_of
 from tiny import tiny_backbone
 

@@ -148,7 +148,7 @@ def test_changed_weights_template_or_code_are_run_again(icrbench: Commands, monk
     weights[-2] ^= 1
     (folder / "model.safetensors").write_bytes(weights)
     assert icrbench.run(**options).counts == (1, 0, 0)
-    monkeypatch.setattr("icrbench.run.identity.code_identity", lambda kind: {"method": "edited"})
+    monkeypatch.setattr("icrbench.runner.identity.code_identity", lambda kind: {"method": "edited"})
     assert icrbench.run(**options).counts == (1, 0, 0)
     assert len(icrbench.records()) == 4
 
@@ -326,7 +326,7 @@ def test_icr_interrupted_and_resumed_is_icr_uninterrupted(icrbench: Commands, mo
     for where, call, finished in (
         ("icrbench.methods.icr.bases._read_group", 4, 3),  # among the in-context prompts
         ("icrbench.methods.icr.training.terms", 5, 3),  # half-way through training
-        ("icrbench.run.worker.score", 5, 4),  # after the first cell of the fit
+        ("icrbench.runner.worker.score", 5, 4),  # after the first cell of the fit
     ):
         module, _, name = where.rpartition(".")
         with monkeypatch.context() as patch:
@@ -382,7 +382,7 @@ def test_a_fit_that_another_process_makes_is_waited_for(
         shutil.copytree(made, target)
         lock.__exit__(None, None, None)
 
-    monkeypatch.setattr("icrbench.run.fits.time.sleep", other_process_ends)
+    monkeypatch.setattr("icrbench.runner.fits.time.sleep", other_process_ends)
     done = icrbench.run(methods="fragile")
     assert done.counts == (1, 0, 0)
     assert "waiting for another process that makes the same fit" in done.out

@@ -20,7 +20,7 @@ from icrbench.report.leaderboard import PAPER, leaderboards
 from icrbench.report.tables import write_tables
 from icrbench.report.text.latex import escape_latex
 from icrbench.report.text.render import latex
-from icrbench.run.presets import preset
+from icrbench.runner.presets import preset
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError
 from records import TASKS, add

@@ -94,7 +94,7 @@ def test_a_draw_follows_its_seed_alone() -> None:
 def test_the_command_needs_no_model_and_its_figure_is_drawn(
     icrbench: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("icrbench.analysis.analyse.load_backbone", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("icrbench.runner.request.load_backbone", lambda *_, **__: pytest.fail("loaded"))
     for name, sizes in {"DOMAINS": (1, 4), "SAMPLES": (16, 64, 256), "SEEDS": (0, 5)}.items():
         monkeypatch.setattr(theory, name, sizes)
     out = icrbench.folder / "out"

@@ -13,12 +13,11 @@ from icrbench.analysis.latency import latency
 from icrbench.analysis.routing import Routed, importance
 from icrbench.analysis.theory import theory
 from icrbench.backbone import Backbone
-from icrbench.backbone.load import load_backbone
 from icrbench.method import Fitted, Scope
 from icrbench.protocol import Datasets
-from icrbench.run.plan import Cell
-from icrbench.run.request import Request
-from icrbench.run.worker import Worker
+from icrbench.runner.plan import Cell
+from icrbench.runner.request import Request
+from icrbench.runner.worker import Worker
 from icrbench.store.store import Store
 from icrbench.toolkit.episodes import Labelled, Questions
 from icrbench.util.files import write_atomic
@@ -42,7 +41,7 @@ def analyse(asked: Request, *, quiet: bool = False) -> list[Path]:
     written: list[Path] = []
     tasks = [task.name for task in asked.tasks]
     for model in asked.models:
-        backbone = load_backbone(model, device=asked.device, dtype=asked.dtype, device_map=asked.device_map)
+        backbone = asked.load(model)
         worker = Worker(backbone, datasets, asked, store)
         shown: dict[str, tuple[Fitted, int]] = {}
         for method in asked.methods:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from icrbench.backbone.anatomy import anatomy_of, blocks_of, dimensions_of, submodule
 from icrbench.backbone.attention_kernel import ATTENTION_NAME, register_attention
 from icrbench.backbone.batch import Batch
+from icrbench.backbone.fingerprint import tokenizer_fingerprint, weights_fingerprint
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ class Backbone:
     def dtype(self) -> torch.dtype:
         """The weights' number type."""
         return self.model.dtype
+
+    @cached_property
+    def content(self) -> dict[str, str]:
+        """Hashes of the weights and of the tokenizer: two backbones of equal content give the same numbers."""
+        return {"weights": weights_fingerprint(self.model), "tokenizer": tokenizer_fingerprint(self.tokenizer)}
 
     @cached_property
     def blocks(self) -> list[nn.Module]:
@@ -141,6 +147,7 @@ class Backbone:
             "name": self.revision.name,
             "location": self.revision.location,
             "revision": self.revision.revision,
+            **self.content,
             "dtype": str(self.dtype).removeprefix("torch."),
             "bos": self.adds_bos,
             "max_length": self.max_length,

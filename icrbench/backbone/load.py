@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from icrbench.backbone.anatomy import anatomy_of
 from icrbench.backbone.core import Backbone, Revision
+from icrbench.backbone.fingerprint import weights_fingerprint
 from icrbench.model_names import check_model, known_models, name_and_revision, path_of
 from icrbench.util.cache import cache_folder, hash_files
 from icrbench.util.errors import UserError, unknown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_WRAPPED = "_icrbench_backbone"  # on a model that was given loaded: its backbone
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.json", "*.model", "*.txt")
 
 
@@ -92,6 +94,20 @@ def load_backbone(
     if not folder:
         revision = getattr(model.config, "_commit_hash", None) or revision
     return Backbone(model, tokenizer, Revision(spec, location, revision))
+
+
+def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Backbone:
+    """Take a model that is loaded already; its attention function and evaluation mode are set, its weights stay.
+
+    Raises:
+        UserError: for an unsupported family.
+    """
+    found: Backbone | None = getattr(model, _WRAPPED, None)
+    if found is None or found.tokenizer is not tokenizer:
+        name = str(model.config.name_or_path or type(model).__name__)
+        found = Backbone(model, tokenizer, Revision(name, "memory", weights_fingerprint(model)[:16]))
+        setattr(model, _WRAPPED, found)  # two fits on one model must know of each other
+    return found
 
 
 def _check_device(device: str) -> None:

@@ -27,7 +27,7 @@ def command(options: argparse.Namespace) -> int:
     else:
         check_names(options)
     from icrbench.analysis.analyse import analyse, analyse_theory
-    from icrbench.run.request import Request
+    from icrbench.runner.request import Request
 
     if options.theory:
         paths = [analyse_theory(options.out)]

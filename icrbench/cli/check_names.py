@@ -9,7 +9,7 @@ from icrbench.data.find_tasks import get_tasks
 from icrbench.data.rules import PROTOCOLS
 from icrbench.experiments import get_experiments
 from icrbench.model_names import check_model
-from icrbench.run.presets import preset
+from icrbench.runner.presets import preset
 from icrbench.util.errors import unknown
 
 

@@ -20,8 +20,8 @@ def add(commands: "Subcommands") -> None:
 def command(options: argparse.Namespace) -> int:
     """Run three methods, write the report and print the leaderboard."""
     from icrbench.report import print_report, write_report
-    from icrbench.run.request import Request
-    from icrbench.run.runner import run
+    from icrbench.runner.request import Request
+    from icrbench.runner.run import run
 
     request = Request.build(
         methods="zero_shot,few_shot,icr",

@@ -20,9 +20,9 @@ def add(commands: "Subcommands") -> None:
 def command(options: argparse.Namespace) -> int:
     """Run, or say what a run would cost."""
     check_names(options)
-    from icrbench.run.estimate import print_plan  # slow imports, not needed to say what is wrong above
-    from icrbench.run.request import Request
-    from icrbench.run.runner import run
+    from icrbench.runner.estimate import print_plan  # slow imports, not needed to say what is wrong above
+    from icrbench.runner.request import Request
+    from icrbench.runner.run import run
 
     request = Request.build(**request_arguments(options))
     if options.dry_run:

@@ -17,13 +17,14 @@ from tqdm import tqdm
 from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.load import load_backbone
 from icrbench.backbone.memory import activation_bytes, cache_bytes, free_bytes
+from icrbench.data.free_text import as_query
 from icrbench.data.task import DEMONSTRATION_SEPARATOR
 from icrbench.lm_eval.loglikelihood import Answer, Row, answers
 from icrbench.lm_eval.places import places_taken
-from icrbench.lm_eval.requests import query, refuse_second_demonstrations
+from icrbench.lm_eval.requests import refuse_second_demonstrations
 from icrbench.method import Fitted
-from icrbench.run.environment import environment
-from icrbench.run.identity import code_identity
+from icrbench.runner.environment import environment
+from icrbench.runner.identity import code_identity
 from icrbench.store.artefact import Artefact
 from icrbench.store.find_fit import FitName
 from icrbench.util.errors import UserError, unknown
@@ -236,7 +237,7 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         for request in requests:
             text, *rest = request.args
             # A demonstration that is the query itself would give its answer away.
-            shown = [shot for shot in self.fitted.prefix(*query(text)) if not shot.startswith(text.rstrip())]
+            shown = [shot for shot in self.fitted.prefix(*as_query(text)) if not shot.startswith(text.rstrip())]
             context = DEMONSTRATION_SEPARATOR.join([*shown, text])
             self._asked[context] = text
             whole.append(replace(request, arguments=(context, *rest)))

@@ -1,32 +1,10 @@
-"""What lm-eval's requests leave out: which text is the query, and whether lm-eval shows demonstrations itself."""
+"""What lm-eval's requests leave out: whether lm-eval shows demonstrations itself."""
 
 import inspect
-from pathlib import Path
 
 from lm_eval import evaluator
 
-from icrbench.data.task import Example, FileSource, Task
 from icrbench.util.errors import UserError
-
-
-def query(text: str) -> tuple[Task, Example]:
-    """A context of lm-eval as a query of ours, for methods that choose demonstrations by its text."""
-    task = Task(
-        name="lm-eval",
-        title="lm-eval",
-        role="far_ood",
-        version=1,
-        license="",
-        citation="",
-        template="{text}",
-        options=(),
-        fields={"text": "text"},
-        choices=None,
-        label_column="",
-        label_values=(),
-        source=FileSource(Path(), Path()),
-    )
-    return task, Example(id="", fields={"text": text}, options=(), label=0, content_hash="")
 
 
 def refuse_second_demonstrations(method: str) -> None:

@@ -68,8 +68,13 @@ class Artefact:
         write_atomic(folder / "fitted.json", json.dumps(description, indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
-    def load(cls, folder: Path, backbone: Backbone) -> Self:
+    def load(cls, folder: Path, backbone: Backbone, *, allow_model: bool = False) -> Self:
         """Read an artefact and check that it belongs to this model.
+
+        Args:
+            folder: where it is.
+            backbone: the model it is to be applied to.
+            allow_model: also take other weights than those it was fitted on.
 
         Raises:
             DamagedArtefact: if files are missing, damaged, of another format, or fitted on another model.
@@ -92,12 +97,22 @@ class Artefact:
                 " fitted again."
             ) from error
         here = backbone.identity()
-        if any(model.get(key) != here[key] for key in ("location", "revision")):
+        if not allow_model and not same_weights(model, here):
             raise DamagedArtefact(
                 f"{folder} was fitted on {model.get('location')}@{model.get('revision')}, not on"
                 f" {here['location']}@{here['revision']}: use the model it was fitted on."
             )
         return cls(method, type(method).fitted(config, tensors), model, cost)
+
+
+def same_weights(stored: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
+    """Whether two model identities (`Backbone.identity`) are of the same weights and tokenizer.
+
+    They are if their contents agree, wherever they lie and whatever they are called, or if they are one revision of one
+    place: weights that are stored as float32 have another content when they are loaded as bfloat16.
+    """
+    content, place = ("weights", "tokenizer"), ("location", "revision")
+    return any(all(stored.get(key) == here[key] for key in keys) for keys in (content, place))
 
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

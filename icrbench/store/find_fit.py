@@ -11,7 +11,7 @@ from icrbench.backbone import Backbone
 from icrbench.method import FitData, Method, Scope
 from icrbench.randomness import Randomness
 from icrbench.registry import make_method
-from icrbench.store.artefact import Artefact
+from icrbench.store.artefact import Artefact, same_weights
 from icrbench.store.records import CellRecord
 from icrbench.store.store import Store
 from icrbench.util.cache import cache_folder
@@ -103,7 +103,7 @@ class FitName:
             identity = record["identity"]
             if identity["method"]["name"] != method.name:
                 continue
-            if any(identity["model"][key] != here[key] for key in ("location", "revision")):
+            if not same_weights(identity["model"], here):
                 continue
             # A universal method has one fit for all tasks, also for those without a result.
             if self.task not in (None, record["cell"]["task"]) and method.scope is not Scope.UNIVERSAL:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from icrbench import method_spec
 from icrbench.method import Method
 from icrbench.registry import make_method, methods
-from icrbench.run.presets import Preset
+from icrbench.runner.presets import Preset
 from icrbench.util.errors import UserError, unknown
 
 

@@ -11,7 +11,7 @@ from icrbench.backbone import Backbone
 from icrbench.data.rules import Rules
 from icrbench.method import Method
 from icrbench.protocol import Datasets
-from icrbench.run.plan import Cell
+from icrbench.runner.plan import Cell
 from icrbench.scoring.prompting import MAX_QUERY_TOKENS
 
 # What these compute is in every number; reports, the command line and the store are not in any.

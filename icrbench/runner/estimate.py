@@ -10,8 +10,8 @@ from transformers import AutoConfig
 from icrbench.backbone.anatomy import anatomy_of, dimensions_of
 from icrbench.model_names import known_models, local_source
 from icrbench.protocol import Datasets
-from icrbench.run.plan import Cell, plan
-from icrbench.run.request import Request
+from icrbench.runner.plan import Cell, plan
+from icrbench.runner.request import Request
 
 LETTERS_PER_TOKEN = 4.0  # English text, most tokenizers
 EFFICIENCY = 0.5  # share of a large matrix product's speed that a forward pass reaches
@@ -52,7 +52,8 @@ def print_plan(request: Request) -> None:
     """Print the cells of a run and what they will cost; no model is loaded."""
     datasets = request.datasets()
     grid = [cell for unit in plan(request, datasets) for cell in unit.cells]
-    for model in request.models:
+    for asked in request.models:
+        model = asked if isinstance(asked, str) else asked.revision.name
         for cell in grid:
             print(f"{model}  {cell}  ({len(datasets.test(cell.task))} rows)")
         cost = estimate(grid, datasets, model)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from icrbench.method import Scope
 from icrbench.protocol import Datasets
-from icrbench.run.labels import LabelledMethod
-from icrbench.run.request import Request
+from icrbench.runner.labels import LabelledMethod
+from icrbench.runner.request import Request
 
 
 @dataclass(frozen=True)

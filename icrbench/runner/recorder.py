@@ -5,10 +5,10 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from icrbench.protocol import Datasets
-from icrbench.run.environment import environment
-from icrbench.run.plan import Cell
-from icrbench.run.request import Request
-from icrbench.run.worker import Outcome, Worker
+from icrbench.runner.environment import environment
+from icrbench.runner.plan import Cell
+from icrbench.runner.request import Request
+from icrbench.runner.worker import Outcome, Worker
 from icrbench.store.records import SCHEMA_VERSION, CellRecord, Failure, identity_key
 from icrbench.store.store import Store
 from icrbench.util.progress import say

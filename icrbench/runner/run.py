@@ -6,12 +6,12 @@ from contextlib import closing
 
 from transformers.utils.logging import disable_progress_bar
 
-from icrbench.backbone.load import load_backbone
+from icrbench.backbone import Backbone
 from icrbench.protocol import Datasets
-from icrbench.run.plan import plan
-from icrbench.run.recorder import Recorder, Tally
-from icrbench.run.request import Request
-from icrbench.run.worker import Worker
+from icrbench.runner.plan import plan
+from icrbench.runner.recorder import Recorder, Tally
+from icrbench.runner.request import Request
+from icrbench.runner.worker import Worker
 from icrbench.store.store import Store
 from icrbench.util.progress import say, set_quiet
 
@@ -33,14 +33,15 @@ def run(request: Request, *, quiet: bool = False) -> int:
     datasets = request.datasets()
     failed = 0
     for model in request.models:
-        tally = _run_model(model, request, datasets, store)
+        backbone = request.load(model)
+        tally = _run_model(backbone, request, datasets, store)
         failed += tally.failed
-        say(f"{model}: {tally}; results in {request.out}")
+        say(f"{backbone.revision.name}: {tally}; results in {request.out}")
+        del backbone  # before the next model is loaded
     return 1 if failed else 0
 
 
-def _run_model(model: str, request: Request, datasets: Datasets, store: Store) -> Tally:
-    backbone = load_backbone(model, device=request.device, dtype=request.dtype, device_map=request.device_map)
+def _run_model(backbone: Backbone, request: Request, datasets: Datasets, store: Store) -> Tally:
     worker = Worker(backbone, datasets, request, store)
     units = plan(request, datasets)
     recorder = Recorder(worker, datasets, request, store, total=sum(len(unit.cells) for unit in units))

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
+from icrbench.backbone import Backbone
+from icrbench.backbone.load import load_backbone
 from icrbench.data.find_tasks import get_tasks, load_tasks
 from icrbench.data.rules import PROTOCOLS, Rules
 from icrbench.data.sources import Demo, Hub, LocalDir, Source
@@ -13,9 +15,9 @@ from icrbench.experiments import get_experiments, specs
 from icrbench.model_names import check_model
 from icrbench.protocol import Datasets, needed_domains
 from icrbench.registry import import_folder
-from icrbench.run import presets
-from icrbench.run.labels import LabelledMethod, experiment_methods, parse_methods
-from icrbench.run.presets import Preset
+from icrbench.runner import presets
+from icrbench.runner.labels import LabelledMethod, experiment_methods, parse_methods
+from icrbench.runner.presets import Preset
 from icrbench.scoring.next_token import ScoringOptions
 from icrbench.util.cache import cache_folder
 from icrbench.util.errors import UserError, unknown
@@ -29,7 +31,7 @@ class Request:
 
     Attributes:
         methods: in the order of the table's work.
-        models: names, hub ids, folders or GGUF files.
+        models: names, hub ids, folders or GGUF files, or models loaded already.
         tasks: to score.
         known_tasks: all tasks there are, in-domain ones among them.
         seeds: for methods with randomness.
@@ -44,7 +46,7 @@ class Request:
     """
 
     methods: Sequence[LabelledMethod]
-    models: Sequence[str]
+    models: Sequence[str | Backbone]
     tasks: Sequence[Task]
     known_tasks: Sequence[Task]
     seeds: Sequence[int]
@@ -63,7 +65,7 @@ class Request:
     def build(
         cls,
         *,
-        models: str | Sequence[str],
+        models: str | Sequence[str | Backbone],
         methods: str | Sequence[str] | None = None,
         experiment: str | None = None,
         tasks: str | Sequence[str] | None = None,
@@ -144,6 +146,12 @@ class Request:
             only=only,
         )
 
+    def load(self, model: str | Backbone) -> Backbone:
+        """Load one of the models, unless it is loaded already."""
+        if isinstance(model, Backbone):
+            return model
+        return load_backbone(model, device=self.device, dtype=self.dtype, device_map=self.device_map)
+
     def datasets(self) -> Datasets:
         """Load the data of the run."""
         methods = [item.method for item in self.methods]
@@ -155,12 +163,15 @@ def _joined(names: str | Sequence[str]) -> str:
     return names if isinstance(names, str) else ",".join(names)
 
 
-def _models(names: str | Sequence[str]) -> list[str]:
-    models = list(dict.fromkeys(name.strip() for name in _joined(names).split(",") if name.strip()))
+def _models(asked: str | Sequence[str | Backbone]) -> list[str | Backbone]:
+    words = asked.split(",") if isinstance(asked, str) else asked
+    named = [word.strip() if isinstance(word, str) else word for word in words]
+    models = list(dict.fromkeys(model for model in named if model))
     if not models:
         raise UserError("no model asked for: name one with --models; `icrbench list models` shows some.")
     for model in models:
-        check_model(model)
+        if isinstance(model, str):
+            check_model(model)
     return models
 
 

@@ -13,10 +13,10 @@ from icrbench.data.task import Example
 from icrbench.method import Fitted
 from icrbench.protocol import Datasets
 from icrbench.randomness import Randomness
-from icrbench.run.fits import Fits
-from icrbench.run.identity import cell_identity
-from icrbench.run.plan import Cell
-from icrbench.run.request import Request
+from icrbench.runner.fits import Fits
+from icrbench.runner.identity import cell_identity
+from icrbench.runner.plan import Cell
+from icrbench.runner.request import Request
 from icrbench.scoring.next_token import Scored, score
 from icrbench.scoring.prompting import Prompter
 from icrbench.store.artefact import DamagedArtefact
