@@ -1,6 +1,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -317,7 +318,7 @@ def test_artefacts_of_other_weights_or_another_tokenizer(tmp_path: Path) -> None
     model = tiny_model("llama")
     with torch.no_grad():
         model.get_input_embeddings().weight[0, 0] += 1
-    words = tokenizer()
+    words = deepcopy(tokenizer())
     words.add_tokens("unheard-of")
     revision = Revision("tiny-llama", "another", "seed0")
     for other in (Backbone(model, tokenizer(), revision), Backbone(tiny_model("llama"), words, revision)):
