@@ -5,6 +5,7 @@ import os
 import runpy
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from cli_setup import Commands, icrbench, lines, model_folder, task_folder
 from icrbench import __version__
 from icrbench.cli import main
+from icrbench.cli.describe_method import meanings
 from icrbench.method_spec import declared_names
 from icrbench.registry import methods
 
@@ -261,6 +263,8 @@ def test_lists_and_version(icrbench: Commands) -> None:
         done = icrbench("list", what)
         assert (done.code, done.err) == (0, "")
         assert all(name in done.out for name in names)
+    everything = icrbench("list").out
+    assert all(name in everything for name in ("zero_shot", "gemma-270m", "far_ood", "pids"))
     assert icrbench("--version").out == f"icrbench {__version__}\n"
     assert "--methods" in icrbench("run", "--help").out
 
@@ -331,3 +335,19 @@ def test_methods_of_a_folder_are_known_without_importing_them(tmp_path: Path) ->
     (tmp_path / "mine.py").write_text('@register("mine")\nclass Mine: ...\n')
     (tmp_path / "broken.py").write_text("def (:\n")
     assert set(declared_names(tmp_path)) == {*methods(), "mine"}
+
+
+def test_a_method_is_described_by_its_hyperparameters(icrbench: Commands) -> None:
+    done = icrbench("list", "methods", "icr")
+    assert done.code == 0
+    for words in ("In-Context Routing", "rank", "directions per layer", "fitted per universal", "(H+G)d_krL'"):
+        assert words in done.out
+    rank = next(line for line in done.out.splitlines() if line.startswith("rank "))
+    assert rank.split()[1] == "8"
+    icrbench.refused(icrbench("list", "methods", "icrr"), "did you mean icr")
+    icrbench.refused(icrbench("list", "tasks", "sst2"), "takes no name")
+
+
+@pytest.mark.parametrize("name", list(methods()))
+def test_every_hyperparameter_has_a_meaning(name: str) -> None:
+    assert {field.name for field in fields(methods()[name])} <= set(meanings(methods()[name]))
