@@ -60,6 +60,12 @@ class FewShot(Method):
     are spread over classes is not stated: here over different classes). ``select="similar"`` replaces the random
     choice by the same number of nearest neighbours of the query, nearest first, by cosine similarity of sentence
     embeddings of the prompts without answers (KATE, Liu et al. 2022).
+
+    Attributes:
+        per_class: demonstrations of each class, for a task with a train pool of its own.
+        per_task: demonstrations of each in-domain task, for a task without.
+        select: at random, or the nearest neighbours of the query.
+        encoder: for ``select="similar"``: a sentence encoder, a folder or a hub id.
     """
 
     per_class: Count = 5
