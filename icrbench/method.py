@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -127,12 +128,17 @@ class Method(ABC):
     Attributes:
         scope: what a fit belongs to.
         seeded: whether results depend on the seed; if not, one cell stands for every seed.
+        trained: whether ``fit`` trains by gradient through the model, for which float16 is too coarse.
+        budget: hyperparameters that say how much data and work a fit gets; below their defaults, which are the
+            published ones, a method had less than its paper gives it.
         fitted: the type that ``fit`` returns.
     """
 
     name: ClassVar[str]
     scope: ClassVar[Scope]
     seeded: ClassVar[bool] = True
+    trained: ClassVar[bool] = False
+    budget: ClassVar[tuple[str, ...]] = ()
     fitted: ClassVar[type[Fitted]]
 
     def __post_init__(self) -> None:
@@ -159,6 +165,15 @@ class Method(ABC):
     def hyperparameters(self) -> dict[str, Any]:
         """Every hyperparameter, as json-able values."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
+
+    def below_published(self) -> dict[str, tuple[float | None, float | None]]:
+        """The parts of ``budget`` that are below their defaults: the value and the default; None is no limit."""
+        found = {name: (getattr(self, name), getattr(type(self), name)) for name in self.budget}
+        return {name: pair for name, pair in found.items() if _limit(pair[0]) < _limit(pair[1])}
+
+
+def _limit(value: float | None) -> float:
+    return inf if value is None else value
 
 
 def at_least_one(method: Method, *names: str) -> None:

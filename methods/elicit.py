@@ -21,6 +21,7 @@ from icrbench.toolkit.episodes import Episodes, Question, Questions
 from icrbench.toolkit.reading import last_token_vectors
 from icrbench.toolkit.selection import by_layer
 from icrbench.util.bounds import Count, NotNegative
+from icrbench.util.errors import UserError
 
 
 class Found(NamedTuple):
@@ -115,7 +116,7 @@ class Elicit(Method):
     Attributes:
         prompts: entries a task.
         shots: demonstrations a prompt, spread over the classes.
-        k: entries averaged.
+        k: entries averaged, at most ``prompts``.
         threshold: least cosine similarity of the best entry; none for no threshold.
         own_weight: factor on the model's own state.
         vector_weight: factor on the entries' mean.
@@ -135,7 +136,17 @@ class Elicit(Method):
     encoder: str = "minilm"
 
     scope: ClassVar[Scope] = Scope.TASK
+    budget: ClassVar[tuple[str, ...]] = ("prompts", "shots", "held_out")
     fitted: ClassVar[type[Fitted]] = ElicitFitted
+
+    def __post_init__(self) -> None:
+        """Refuse numbers outside their bounds, and more entries for a query than a task has."""
+        super().__post_init__()
+        if self.k > self.prompts:
+            raise UserError(
+                f"elicit.k must not exceed elicit.prompts, not {self.k} of {self.prompts}: a query could then not be"
+                " served by the entries of one task."
+            )
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> ElicitFitted:
         """Read the states of every task's prompts, choose its block, and put the library together."""

@@ -24,6 +24,7 @@ from icrbench.util.progress import bar
 
 MOST_HEADS = 20
 SHARE_OF_HEADS = 10  # at most one head in this many, for models with few
+MOST_TRIES = 5  # clean prompts tried for each that is wanted; a model that answers fewer has fewer
 
 
 class FunctionVectorFitted(LayerVector):
@@ -60,9 +61,11 @@ class FunctionVector(Method):
         Layer: the authors sweep all layers and others quote ``L/3``; the default takes the best on held-out rows.
         Prompts: the authors show 10 demonstrations of words; here they are balanced over the classes. A prompt counts
             as answered if the right option is the most probable option, as everywhere in this project (the authors:
-            the most probable token of all); if none is, all are used. The prompts with permuted labels are the first
-            answered ones with the same demonstrations; for tasks without rows of their own the labels are permuted
-            within each in-domain task.
+            the most probable token of all). As the authors do, ``mean_prompts`` are taken of those that the model
+            answers, but no query twice, and at most five times as many are tried; if it answers none, all are used.
+            Prompts with permuted labels ask answered queries, in turn, after new demonstrations; for tasks without rows
+            of their own the labels are permuted within each in-domain task. Where a model's texts start without a
+            beginning-of-sequence token, none is put there (the authors put the end-of-text token).
         Post-norms (Gemma 3; not in the paper): between a head and the residual stream stands a norm. A head's
             contribution there is its slice through the output weight times the norm's factors for that prompt, so
             that the contributions of a layer's heads still add up to what attention adds.
@@ -75,7 +78,7 @@ class FunctionVector(Method):
         effect_prompts: prompts with permuted labels.
         queries_per_set: successive clean prompts that share demonstrations (1 in the paper), to compute these once.
         heads: heads in the vector; none for the default above.
-        filter_correct: leave out clean prompts that the model answers wrongly.
+        filter_correct: leave out clean prompts that the model answers wrongly, and draw others.
         shuffle_labels: permute the labels of the demonstrations for the indirect effects.
         layer: block number, from 0; none for the best on held-out rows, or for ``L/3`` if there is no sweep.
         sweep: whether to choose the block on held-out rows.
@@ -95,21 +98,15 @@ class FunctionVector(Method):
     held_out: Count = 32
 
     scope: ClassVar[Scope] = Scope.TASK
+    budget: ClassVar[tuple[str, ...]] = ("per_class", "mean_prompts", "effect_prompts")
     fitted: ClassVar[type[Fitted]] = FunctionVectorFitted
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> FunctionVectorFitted:
         """Average the heads, measure their effects, add up the strongest, choose a layer."""
         episodes = Episodes(data, rng, per_class=self.per_class, per_task=self.per_task, held_out=self.held_out)
         questions, layers = Questions(backbone), range(backbone.dims.layers)
-        drawn = episodes.episodes(self.mean_prompts, queries_per_set=self.queries_per_set)
-        clean = questions.in_context(drawn)
-        states = last_token_vectors(backbone, clean, [*(Site("heads", layer) for layer in layers), _last(backbone)])
-        answered = list(range(len(clean)))
-        if self.filter_correct:
-            answered = _answered(backbone, clean, states[_last(backbone)]) or answered
-        outputs = [states[Site("heads", layer)][answered] for layer in layers]
-
-        asked = [drawn[row] for row in answered[: self.effect_prompts]]
+        clean, outputs = self._clean(backbone, episodes)
+        asked = [self._asked(episodes, clean, number) for number in range(self.effect_prompts)]
         if self.shuffle_labels:
             asked = [_shuffled(episode, rng, number) for number, episode in enumerate(asked)]
         means = torch.stack([own.mean(0).unflatten(-1, (backbone.dims.heads, -1)) for own in outputs])
@@ -120,12 +117,44 @@ class FunctionVector(Method):
             own = contributions(backbone, layer, outputs[layer])
             vector += own[[head for place, head in chosen if place == layer]].sum(0)
 
-        config = {"effects": effects.tolist(), "heads": [list(head) for head in chosen], "answered": len(answered)}
+        config = {"effects": effects.tolist(), "heads": [list(head) for head in chosen], "answered": len(clean)}
         candidates = [
             FunctionVectorFitted({"layer": layer, "sweep": [], **config}, {"vector": vector}) for layer in layers
         ]
         asked_layer = self.layer if self.layer is not None or self.sweep else len(layers) // 3
         return by_layer(self, asked_layer, backbone, candidates, questions.zero_shot(episodes.held_out))
+
+    def _clean(self, backbone: Backbone, episodes: Episodes) -> tuple[list[Episode], list[Tensor]]:
+        """Clean prompts, and by layer their heads' outputs ``[N, H*d_k]``.
+
+        Only prompts that the model answers, as many as are wanted: further ones are drawn until there are, or
+        `MOST_TRIES` times as many were tried. Where the model answers none, the first ones are taken as they are.
+        """
+        questions, wanted = Questions(backbone), self.mean_prompts
+        sites = [*(Site("heads", layer) for layer in range(backbone.dims.layers)), _last(backbone)]
+        drawn = episodes.episodes(
+            wanted * (MOST_TRIES if self.filter_correct else 1), queries_per_set=self.queries_per_set
+        )
+        tried: list[dict[Site, Tensor]] = []
+        right: list[int] = []
+        for start in range(0, len(drawn), wanted):
+            prompts = questions.in_context(drawn[start : start + wanted])
+            tried.append(last_token_vectors(backbone, prompts, sites))
+            found = list(range(len(prompts)))
+            if self.filter_correct:
+                found = _answered(backbone, prompts, tried[-1][_last(backbone)])
+            right += [start + row for row in found]
+            if len(right) >= wanted:
+                break
+        kept = right[:wanted] or list(range(min(wanted, len(drawn))))
+        outputs = [torch.cat([states[site] for states in tried])[kept] for site in sites[:-1]]
+        return [drawn[row] for row in kept], outputs
+
+    def _asked(self, episodes: Episodes, clean: Sequence[Episode], number: int) -> Episode:
+        """The query of a clean prompt after demonstrations of its own."""
+        query = clean[number % len(clean)].query
+        hidden = {query.example.content_hash}
+        return Episode(episodes.demonstrations("effects", str(number), exclude=hidden), query)
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
         """Clean and permuted prompts and the held-out ones; the passes over single tokens are left out."""

@@ -66,13 +66,15 @@ class HiFICL(TrainedOnQueries):
     Deviations from the authors' code, which was made for vision-language models: the own attention's share of the
     softmax counts the keys that the attention mask shows (the authors count all, later tokens and padding, too, so that
     shares do not add up to one); in this form the method is exactly attention over the text's and the virtual pairs.
-    The model's own scale takes the place of ``1 / sqrt(d_k)``. The loss is that of the answer's first token.
+    The model's own scale takes the place of ``1 / sqrt(d_k)``. The loss is that of the answer's first token; in the
+    authors' code it covers all tokens of prompt and answer.
 
     Before training it is not the plain model, though the virtual values start at 0: the virtual keys take their share
     from the start. ``own=whole``, a variant in the authors' code, leaves the text's own attention as it is, and starts
     as the plain model. Their variants with full-rank keys or values are ``rank=pairs``, but for the parametrisation.
 
-    The authors' scripts pass 3 epochs, the code's default is 10. Clipping is MimIC's, on whose code it is built.
+    The authors' scripts pass 3 epochs, the code's default is 10. Gradients longer than 1 are cut, as their
+    configuration has it.
 
     Attributes:
         pairs: virtual pairs of each head, ``n``.

@@ -61,7 +61,7 @@ class I2CL(Method):
     demonstrations: the vectors ``v``. At every token of a zero-shot prompt, a branch's output ``o`` becomes
     ``beta * o + lambda * v``. The 4 scalars a block are calibrated on the demonstrations themselves, asked without
     their answers: cross-entropy of the answer's first token over the whole vocabulary, under noise
-    ``noise * ||o|| * N(0, I)`` on every injected branch.
+    ``noise * ||o|| * N(0, I)`` on every injected branch, where ``||o||`` is taken as a constant, without gradient.
 
     Paper and code differ in the schedule: the code warms up over the first steps, the paper does not (``warmup=0``).
     As in the code, every step draws its minibatch anew and the decay of AdamW pulls beta, too, towards 0. The cosine
@@ -100,6 +100,8 @@ class I2CL(Method):
     warmup: Share = 0.05
 
     scope: ClassVar[Scope] = Scope.TASK
+    trained: ClassVar[bool] = True
+    budget: ClassVar[tuple[str, ...]] = ("epochs", "most_steps", "batch_size")
     fitted: ClassVar[type[Fitted]] = I2CLFitted
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> I2CLFitted:
@@ -191,7 +193,8 @@ def _injection(
         if noise:
             # Drawn on the CPU, so that a seed gives the same noise on every device.
             drawn = torch.randn(outputs.shape, generator=generator).to(outputs.device)
-            mixed = mixed + noise * mixed.norm(dim=-1, keepdim=True) * drawn
+            # The length is a number here, not a function of the scalars: no gradient flows through it.
+            mixed = mixed + noise * mixed.detach().norm(dim=-1, keepdim=True) * drawn
         return mixed
 
     return edit

@@ -118,6 +118,7 @@ class IterativeVector(Method):
     held_out: Count = 200
 
     scope: ClassVar[Scope] = Scope.TASK
+    budget: ClassVar[tuple[str, ...]] = ("episodes", "held_out")
     fitted: ClassVar[type[Fitted]] = IterativeVectorFitted
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> IterativeVectorFitted:

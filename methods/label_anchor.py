@@ -119,7 +119,13 @@ class LabelAnchor(Trained):
     per_task: Count = 3
     train_per_class: Count = 4
 
+    budget: ClassVar[tuple[str, ...]] = ("train_per_class", "epochs", "most_steps")
     fitted: ClassVar[type[Fitted]] = LabelAnchorFitted
+
+    @property
+    def trained(self) -> bool:  # type: ignore[override]  # here it depends on the mode
+        """Whether weights of labels are trained."""
+        return self.mode == "reweight"
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> LabelAnchorFitted:
         """Run the demonstrations; keep some of their tokens, or train the weights of their labels."""

@@ -58,10 +58,10 @@ class LIVE(Distilled):
       re-implementations at the MLP's; the ICR paper, the one with numbers for text, describes the attention's.
       ``attention`` is the default here, ``mlp`` the reference code's.
     - The loss: at the one position where the answer's first token is predicted. The authors' KL starts one position
-      later, and so leaves out the only prediction that a one-token label has; their cross-entropy runs over the
-      question, too.
-    - Demonstrations: as many as the few-shot baseline shows; the authors show 32, or 1. They draw them anew for
-      every step; here a query keeps its draw, so that the teacher runs once.
+      later, and so leaves out the only prediction that a one-token label has; their cross-entropy runs over all tokens
+      of the question, too.
+    - Demonstrations: as many as the few-shot baseline shows, balanced over the classes; the authors show 32, or 1,
+      drawn at random. As in their code they are drawn anew for every step.
     - Size: 1000 queries by 8 for 10 epochs are the 1250 steps that the authors make with 8000 by 64.
     - Their search is not known to have a grid, so there is none.
 

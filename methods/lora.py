@@ -24,9 +24,11 @@ class LoRA(TrainedOnDemonstrations):
     """LoRA (Hu et al. 2021) through the peft library, as a baseline trained on as many rows as few-shot shows.
 
     ``B A`` of rank ``r``, times ``alpha / r``, is added to the projections to queries, keys, values and from the heads
-    in every block; ``B`` starts at 0. The sizes are those of the LoRA baseline in the code of MimIC and HiFICL. The
-    loss is the cross-entropy of the answer's first token. Projections that a family fuses (GPT-2, GPT-NeoX) are one
-    matrix with one ``A``.
+    in every block; ``B`` starts at 0. Rank, alpha, dropout and targets are those of the LoRA baseline in the code of
+    MimIC and HiFICL. That code adds up the gradients of several batches of 2 before a step, 4 to 64 rows in all, and
+    runs 5 to 15 epochs over some hundred rows; here, with some ten rows, a step is one batch of 2, and there are 20
+    epochs. The loss is the cross-entropy of the answer's first token. Projections that a family fuses (GPT-2,
+    GPT-NeoX) are one matrix with one ``A``.
 
     The ICR paper compares with "LoRA on the token classification head of the last layer, rank 32", trained on as many
     examples as one prompt shows. That may mean the output head (``targets=head:rank=32``) or the last block

@@ -1,4 +1,4 @@
-"""LTV: a linear map from a zero-shot prompt's last state to the shift that demonstrations would give it."""
+"""Linear task vectors: a linear map from a zero-shot prompt's last state to what demonstrations would add to it."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -19,9 +19,10 @@ from icrbench.toolkit.reading import last_token_vectors
 from icrbench.util.bounds import Count, Positive
 from icrbench.util.errors import UserError
 
-Space = Literal["final_in", "post_norm"]
+Space = Literal["released", "final_in", "post_norm"]
 
-POINTS: dict[Space, Point] = {"final_in": "block", "post_norm": "final"}
+READ: dict[Space, Point] = {"released": "final", "final_in": "block", "post_norm": "final"}
+CHANGED: dict[Space, Point] = {"released": "block", "final_in": "block", "post_norm": "final"}
 
 
 class LTVFitted(Fitted):
@@ -53,42 +54,43 @@ class LTVFitted(Fitted):
                 return states + tensors["mean"].to(states.device)
             return states + states @ tensors["matrix"].to(states.device).T
 
-        return steered(backbone, batch, {Site(POINTS[self.config["space"]], self.first_layer): shifted}, "last")
+        return steered(backbone, batch, {Site(CHANGED[self.config["space"]], self.first_layer): shifted}, "last")
 
 
 @register("ltv")
 @dataclass(frozen=True)
 class LTV(Method):
-    """Linear task vectors (Kwon et al., arXiv 2605.20730; read from copies of the authors' code by third parties).
+    """Linear task vectors (Kwon et al., arXiv 2605.20730; the authors' code, github.com/Jii111/LTV).
 
     One set of demonstrations precedes each of many train queries, whose labels are not used. With ``h_i`` the last
     token's state of query ``i`` asked zero-shot and ``d_i`` what the demonstrations add to it, ridge regression without
     an intercept gives ``W``, the minimiser of ``sum_i ||d_i - W h_i||^2 + ridge * ||W||^2``; at inference ``h + W h``
     takes the place of ``h``. It is solved in float64 over the queries (the dual form, as they are fewer than ``d``).
 
-    The copies read ``h`` after the model's final norm and change it before that norm, two spaces that agree only where
-    the norm's weights are all one; whether the authors' last version does is unknown. Here reading and changing happen
-    in one space: before the norm (``final_in``) or behind it (``post_norm``). The value of ``ridge`` is that of the
-    authors' configuration (elsewhere 1.0 and 0.01), found for states behind the norm; before it the states of some
-    models are far longer, and the same value then regularises less. The code deals the demonstrations to the classes
-    as evenly as they divide; here every class gets the same number, so that there may be fewer than ``shots``. For
-    tasks without demonstrations of their own every in-domain task gives the same number.
+    The released code fits on the states behind the model's final norm and applies the map to those before it, at the
+    output of the last block: two spaces, which differ by the norm's factors (``space=released``, the default).
+    ``post_norm`` and ``final_in`` read and change in one space, behind the norm or before it, and are ours. The value
+    of ``ridge`` is that of the released configuration, for states behind the norm; before it the states of some models
+    are far longer, and the same value then regularises less. As in the released code every class gets the same number
+    of demonstrations, so that there may be fewer than ``shots``. For tasks without demonstrations of their own every
+    in-domain task gives the same number, which is ours.
 
     Attributes:
         shots: demonstrations in all.
         queries: train queries to fit on, none of them among the demonstrations; fewer where a pool is small.
         ridge: weight of the squared norm of the map.
-        space: where states are read and changed.
+        space: where states are read, and where they are changed.
         variant: ``linear``, or ``constant``: the mean of the shifts, added.
     """
 
     shots: Count = 30
     queries: Count = 256
     ridge: Positive = 5.0
-    space: Space = "final_in"
+    space: Space = "released"
     variant: Literal["linear", "constant"] = "linear"
 
     scope: ClassVar[Scope] = Scope.TASK
+    budget: ClassVar[tuple[str, ...]] = ("shots", "queries")
     fitted: ClassVar[type[Fitted]] = LTVFitted
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> LTVFitted:
@@ -102,7 +104,7 @@ class LTV(Method):
         if not asked:
             raise UserError("ltv shows all train rows as demonstrations and has none left to ask: lower ltv.shots.")
         questions = Questions(backbone)
-        site = Site(POINTS[self.space], backbone.dims.layers - 1)
+        site = Site(READ[self.space], backbone.dims.layers - 1)
         states = last_token_vectors(backbone, questions.zero_shot(asked), [site])[site].double()
         prompts = questions.in_context(Episode(shown, query) for query in asked)
         shifts = last_token_vectors(backbone, prompts, [site])[site].double() - states

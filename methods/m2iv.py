@@ -58,10 +58,10 @@ class M2IV(Distilled):
 
     What no source at hand gives, and is decided here: ``KL(teacher || student)`` at temperature 1 for the imitation,
     0.5 times cross-entropy (as in LIVE), optimiser, sizes and initial values of LIVE, and for the synergistic term one
-    like Barlow Twins (arXiv 2103.03230, eq. 1): with ``Z`` a branch's outputs at all tokens of a minibatch, each of the
-    ``d`` columns brought to length 1, and ``M = Z_attention' Z_mlp``, the sum of ``(1 - M_ii)^2`` plus
-    ``w_apart`` times that of ``M_ij^2``, divided by ``d``, mean over the layers. Not kept: queries chosen by
-    clustering, and shuffled copies of the demonstrations.
+    like Barlow Twins (arXiv 2103.03230, eq. 1): with ``Z`` a branch's outputs at all tokens of a minibatch but each
+    prompt's first, each of the ``d`` columns less its mean and brought to length 1, and ``M = Z_attention' Z_mlp``, the
+    sum of ``(1 - M_ii)^2`` plus ``w_apart`` times that of ``M_ij^2``, divided by ``d``, mean over the layers. Not kept:
+    queries chosen by clustering, and shuffled copies of the demonstrations.
 
     Attributes:
         learning_rate_scales: of the weights.
@@ -92,7 +92,8 @@ class M2IV(Distilled):
         loss = attempt.divergence() + self.w_answer * attempt.cross_entropy()
         if not self.w_synergy:
             return loss
-        real = attempt.batch.attention_mask.bool()
+        # Without the first token, whose vectors can be hundreds of times as long: columns would be about it alone.
+        real = attempt.batch.attention_mask.bool() & (attempt.batch.position_ids > 0)
         terms = []
         for layer in range(attempt.backbone.dims.layers):
             first, second = (attempt.vectors[Site(branch, layer)] for branch in BRANCHES)
@@ -102,11 +103,12 @@ class M2IV(Distilled):
 
 
 def synergy(first: Tensor, second: Tensor, w_apart: float) -> Tensor:
-    """How far corresponding columns of two matrices ``[N, d]`` are from parallel, and others from orthogonal, by ``d``.
+    """How far corresponding columns of two matrices ``[N, d]`` are from correlated, and others from uncorrelated.
 
-    ``(sum_i (1 - M_ii)^2 + w_apart * sum_{i != j} M_ij^2) / d`` with ``M = first' second`` of columns of length 1.
+    ``(sum_i (1 - M_ii)^2 + w_apart * sum_{i != j} M_ij^2) / d`` with ``M`` the correlations of ``first``'s columns with
+    ``second``'s: ``first' second`` of columns with mean 0 and length 1.
     """
-    first, second = normalize(first, dim=0), normalize(second, dim=0)
+    first, second = (normalize(values - values.mean(0), dim=0) for values in (first, second))
     rows, columns = first.shape
     # The sum of all M_ij^2: M itself is d x d, the two products that give the same sum are N x N.
     gram = (first @ first.T) * (second @ second.T) if rows < columns else (first.T @ second).square()

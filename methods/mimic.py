@@ -55,18 +55,22 @@ class MimIC(Distilled):
     With demonstrations before it, a head puts out ``A + mu * (A_D - A)``: its own attention ``A``, attention ``A_D`` to
     the demonstrations, and their share ``mu = Z_D / (Z_D + Z)`` of the softmax. MimIC learns one vector for
     ``A_D - A`` and a linear function of the rotated query, ``w q + b``, for ``log Z_D``. Trained by the mean squared
-    difference of all MLP outputs from those of the model with demonstrations, plus 0.5 times cross-entropy.
+    difference of all MLP outputs from those of the model with demonstrations, plus 0.5 times cross-entropy. The squared
+    difference of a query is the mean over its tokens, and the mean of that over queries is taken.
 
     Deviations from the authors' code, which was made for vision-language models:
 
     - ``Z`` is what the attention itself divides by: its keys are the ones that the attention mask shows. In the
       authors' code no mask is applied, so that later tokens and padding enter ``mu``, and a prompt is treated
       otherwise than the same tokens decoded one by one.
-    - Query heads that share a key head are told apart (grouped-query attention).
-    - The loss runs over the query's tokens; the answer is not appended, and cross-entropy is its first token's, at the
-      prompt's last token (the authors train that prediction from a padding token between prompt and answer).
+    - The squared difference runs over the query's tokens, never over a prompt's first: the authors leave out the
+      beginning-of-sequence token; a model that has none attends to its first word in its place, whose vectors are as
+      long. The answer is not appended.
+    - Cross-entropy is that of the answer's first token, at the prompt's last token. In the authors' code it covers all
+      tokens of prompt and answer, and that prediction is made from a padding token between the two.
+    - The teacher sees ``per_class`` demonstrations of every class from the whole train split, as the few-shot baseline
+      does; the authors' sees 16 or 32 random ones of the same ``N`` queries that it trains on.
     - "MLP output" is, in families that norm it on its way to the residual stream (Gemma 3), the normed one.
-    - A query keeps its draw of demonstrations for all epochs, so that the teacher runs once.
     - The small weight decay acts on ``b``, too.
 
     The authors' number of epochs depends on model and number of queries: 15, 10 or 5.

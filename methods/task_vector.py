@@ -50,6 +50,7 @@ class TaskVector(Method):
     held_out: Count = 32
 
     scope: ClassVar[Scope] = Scope.TASK
+    budget: ClassVar[tuple[str, ...]] = ("dummies",)
     fitted: ClassVar[type[Fitted]] = TaskVectorFitted
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> TaskVectorFitted:

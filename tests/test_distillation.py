@@ -1,5 +1,6 @@
 """What distillation compares, and at which tokens; and that training touches nothing but a method's own tensors."""
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from icrbench.randomness import Randomness
 from icrbench.registry import make_method
 from icrbench.toolkit.distillation import Attempt, Distilled, Lesson, _common_end, attempt, taught
 from icrbench.toolkit.episodes import Episode, Episodes, Labelled, Questions
+from icrbench.util.errors import UserError
 from method_setup import DOMAINS, Slow, fit
 from tiny import FAMILIES, tiny_backbone
 
@@ -54,7 +56,7 @@ def test_the_teacher_is_the_model_with_demonstrations(family: str, queries_per_s
         assert lesson.question == zero
         final, vectors = whole(backbone, shown.prompt.tokens)
         torch.testing.assert_close(lesson.taught, final, rtol=1e-4, atol=1e-4)
-        own = len(zero.prompt.tokens) - backbone.adds_bos
+        own = len(zero.prompt.tokens) - 1  # a prompt's first token, whatever it is, is left out
         for site in SITES:
             torch.testing.assert_close(lesson.vectors[site], vectors[site][-own:], rtol=1e-4, atol=1e-4)
 
@@ -85,7 +87,7 @@ def test_losses_are_those_of_the_formulas(family: str) -> None:
     backbone, slow, episodes = tiny_backbone(family), Slow(family), drawn()
     found = attempt(backbone, Fitted({}, {}), taught(backbone, episodes, SITES), SITES)
     questions = Questions(backbone)
-    divergence, crossed, distance, count = 0.0, 0.0, 0.0, 0
+    divergence, crossed, distance = 0.0, 0.0, 0.0
     for episode in episodes:
         zero, shown = questions(episode.query), questions(episode.query, episode.demonstrations)
         # The position that predicts the answer's first token is the prompt's last: the answer itself comes after it.
@@ -93,15 +95,90 @@ def test_losses_are_those_of_the_formulas(family: str) -> None:
         teacher, student = (slow.logits(tokens)[-2].log_softmax(-1) for tokens in sequences)
         divergence += float((teacher.exp() * (teacher - student)).sum()) / len(episodes)
         crossed -= float(student[zero.answer]) / len(episodes)
-        own = len(zero.prompt.tokens) - backbone.adds_bos
+        own = len(zero.prompt.tokens) - 1  # a prompt's first token, whatever it is, is left out
         outputs = [slow.outputs(one.prompt.tokens) for one in (shown, zero)]
         for site in SITES:
             both = [out["mlp", site.layer][-own:] for out in outputs]
-            distance += float((both[0] - both[1]).square().sum())
-            count += both[0].numel()
+            distance += float((both[0] - both[1]).square().mean()) / len(SITES) / len(episodes)
     assert float(found.divergence()) == pytest.approx(divergence, rel=1e-3)
     assert float(found.cross_entropy()) == pytest.approx(crossed, rel=1e-3)
-    assert float(found.distance()) == pytest.approx(distance / count, rel=1e-3)
+    assert float(found.distance()) == pytest.approx(distance, rel=1e-3)
+    assert len({len(lesson.question.prompt.tokens) for lesson in found.lessons}) > 1  # means over tokens differ
+
+
+@pytest.mark.parametrize("queries_per_set", [1, 5])
+def test_a_lesson_keeps_nothing_but_its_own_vectors(queries_per_set: int) -> None:
+    """However many demonstrations there were: no slice of a larger tensor, whose whole would stay."""
+    backbone = tiny_backbone("llama")
+    assert not backbone.adds_bos
+    for lesson in taught(backbone, drawn(queries_per_set=queries_per_set), SITES):
+        for vectors in (lesson.taught, *lesson.vectors.values()):
+            assert vectors.untyped_storage().nbytes() == vectors.numel() * vectors.element_size()
+
+
+def test_the_first_token_of_a_prompt_is_in_no_distance() -> None:
+    """In a model without a beginning-of-sequence token it is a word, to which all others attend."""
+    backbone = tiny_backbone("qwen2")
+    assert not backbone.adds_bos
+    found = attempt(backbone, Fitted({}, {}), taught(backbone, drawn(), SITES), SITES)
+    plain = float(found.distance())
+    for vectors in found.vectors.values():
+        vectors[:, 0] += 1000  # padding is on the right
+    assert float(found.distance()) == plain
+    for vectors in found.vectors.values():
+        vectors[:, 1] += 1000
+    assert float(found.distance()) > 100 * plain
+
+
+def test_the_teacher_shows_new_demonstrations_at_every_step_and_keeps_one_minibatch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backbone = tiny_backbone("llama")
+    shown: list[list[Episode]] = []
+    alive: list[weakref.ref[Lesson]] = []
+    most = 0
+
+    def noted(backbone: Backbone, episodes: list[Episode], sites: Any) -> list[Lesson]:
+        nonlocal most
+        shown.append(list(episodes))
+        found = taught(backbone, episodes, sites)
+        alive.extend(weakref.ref(lesson) for lesson in found)
+        most = max(most, sum(lesson() is not None for lesson in alive))
+        return found
+
+    monkeypatch.setattr("icrbench.toolkit.distillation.taught", noted)
+    fit("mimic", backbone, queries=8, batch_size=4, queries_per_set=2, epochs=3, per_class=2)
+    assert [len(step) for step in shown] == [4] * 6
+    for step in shown:
+        sets = [episode.demonstrations for episode in step]
+        assert sets[0] == sets[1]
+        assert sets[2] == sets[3]
+        assert sets[0] != sets[2]
+    by_query: dict[str, set[Any]] = {}
+    for episode in (episode for step in shown for episode in step):
+        by_query.setdefault(episode.query.example.id, set()).add(episode.demonstrations)
+    assert {len(sets) for sets in by_query.values()} == {3}  # every epoch its own
+    assert most <= 2 * 4  # the minibatch of the step before goes as the next one comes
+
+
+def test_training_ends_after_most_steps() -> None:
+    steps: list[int] = []
+
+    def objective(own: Attempt) -> Tensor:
+        steps.append(len(own.lessons))
+        return own.cross_entropy()
+
+    backbone = tiny_backbone("gpt2")
+    method = make_method("live", {"batch_size": 4, "epochs": 3, "most_steps": 4})
+    assert isinstance(method, Distilled)
+    initial = fit("live", backbone, queries=2, per_class=1, epochs=1)
+    trained = method.train(backbone, initial, {"vectors": 0.01}, lessons(backbone), objective, Randomness(0))
+    assert sorted(steps[:3]) == [2, 4, 4]
+    assert len(steps) == 4
+    assert len(trained.config["loss"]) == 2
+    assert method.asked(10) == 16
+    with pytest.raises(UserError, match=r"live\.most_steps must be at least 1, not 0\."):
+        make_method("live", {"most_steps": 0})
 
 
 def lessons(backbone: Backbone, count: int = 10) -> list[Lesson]:

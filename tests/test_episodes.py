@@ -8,6 +8,7 @@ import pytest
 from icr_setup import pools
 from icrbench.method import FitData
 from icrbench.randomness import Randomness
+from icrbench.toolkit.demonstrations import dealt
 from icrbench.toolkit.episodes import Episodes, Labelled, Questions, demonstration_tokens, minibatches
 from tiny import tiny_backbone
 
@@ -61,6 +62,24 @@ def test_queries_are_spread_over_the_pools_without_repetition() -> None:
     assert sorted(found.values()) == [4, 4, 5, 5, 5]
     assert len({row.example.id for row in queries}) == 23
     assert [row.task.name for row in queries] != sorted(row.task.name for row in queries)
+
+
+def test_the_seed_draws_which_pools_take_the_remainder() -> None:
+    """One dummy query of five pools would else be a row of the same task for every seed."""
+    one = [made(*DOMAINS, seed=seed).queries(1)[0].task.name for seed in range(30)]
+    assert set(one) == set(DOMAINS)
+    held_out = [Counter(row.task.name for row in made(*DOMAINS, seed=seed, held_out=6).held_out) for seed in range(30)]
+    assert {name for counts in held_out for name, count in counts.items() if count == 2} == set(DOMAINS)
+    by_purpose = {made(*DOMAINS).queries(1, str(number))[0].task.name for number in range(30)}
+    assert by_purpose == set(DOMAINS)
+
+
+def test_counts_are_dealt_as_evenly_as_they_divide() -> None:
+    for count in range(13):
+        dealt_out = dealt(count, DOMAINS, random.Random(count))
+        assert sum(dealt_out.values()) == count
+        assert max(dealt_out.values()) - min(dealt_out.values()) <= 1
+        assert dealt(count, DOMAINS[::-1], random.Random(count)) == dealt_out
 
 
 def test_draws_depend_on_seed_and_purpose_alone() -> None:

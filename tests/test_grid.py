@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from icrbench.registry import methods
-from icrbench.runner.labels import parse_methods
+from icrbench.runner.labels import check_precision, parse_methods
 from icrbench.runner.presets import Preset, preset
 from icrbench.util.errors import UserError
 
@@ -25,6 +25,29 @@ def test_defaults_and_order() -> None:
 def test_all_is_every_method() -> None:
     assert list(parsed("all")) == list(methods())
     assert {"zero_shot", "few_shot", "icr"} <= set(methods())
+
+
+@pytest.mark.parametrize("name", ["hificl", "i2cl", "icr", "label_anchor:mode=reweight", "lora", "mimic"])
+def test_what_is_trained_by_gradient_refuses_float16(name: str) -> None:
+    found = parse_methods(f"zero_shot,label_anchor,{name}", [], NONE)
+    with pytest.raises(UserError, match=rf"^--dtype float16 .* train {name.split(':')[0]}: use bfloat16 or float32\.$"):
+        check_precision(found, "float16")
+    check_precision(found, "bfloat16")
+    check_precision(found, None)
+    check_precision(parse_methods("zero_shot,label_anchor,icv,task_vector", [], NONE), "float16")
+
+
+def test_the_presets_say_where_a_method_gets_less_than_its_paper_gives() -> None:
+    def below(name: str) -> dict[str, dict[str, Any]]:
+        found = parse_methods("all", [], preset(name))
+        return {item.label: less for item in found if (less := item.method.below_published())}
+
+    assert below("paper") == {}
+    cpu = below("cpu")
+    assert cpu["function_vector"] == {"per_class": (3, 5), "mean_prompts": (20, 100), "effect_prompts": (6, 25)}
+    assert cpu["mimic"] == {"most_steps": (100, None)}
+    assert "task_vector" not in cpu  # 16 dummies of 1 are more
+    assert not {"zero_shot", "few_shot", "icv"} & set(cpu)
 
 
 @pytest.mark.parametrize(

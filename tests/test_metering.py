@@ -20,6 +20,24 @@ def test_sequences_tokens_and_time_are_counted_and_the_model_is_left_alone() -> 
     assert cost.sequences == 3
 
 
+def test_steps_and_the_examples_they_were_taken_on_are_counted() -> None:
+    backbone, batch = tiny_backbone("llama"), make_batch([[1, 2, 3], [4]], ["", ""])
+    weight = torch.ones(48, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with metered(backbone) as cost:
+        with torch.no_grad():
+            backbone.hidden_states(batch)
+        for _ in range(3):
+            (backbone.hidden_states(batch) * weight).sum().backward()
+            optimizer.step()
+    assert (cost.sequences, cost.steps, cost.examples) == (8, 3, 6)
+    optimizer.step()
+    assert cost.steps == 3
+    with metered(backbone) as untrained:
+        backbone.hidden_states(batch)
+    assert (untrained.steps, untrained.examples) == (0, 0)
+
+
 def test_memory_held_in_between_is_seen() -> None:
     backbone = tiny_backbone("llama")
     with metered(backbone) as little:

@@ -1,4 +1,4 @@
-"""What a fit costs: time, sequences and tokens through the model, and memory beyond what was held before."""
+"""What a fit costs: time, sequences, tokens and training steps, and memory beyond what was held before."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -10,6 +10,8 @@ from typing import Any
 import psutil
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from icrbench.backbone import Backbone
 from icrbench.backbone.hooks import forward_pre_hook
@@ -23,6 +25,8 @@ class Cost:
         seconds: by the clock.
         sequences: sequences through the model, whole or in part; one in a backward pass is not counted again.
         tokens: tokens of those sequences, padding among them.
+        steps: steps of an optimiser.
+        examples: sequences that gradients were taken of.
         peak_bytes: most memory held at once beyond what was held at the start, of the GPU if there is one, else of the
             process; None where the system does not say.
         taken: what it really took, with the parts that were there already.
@@ -31,6 +35,8 @@ class Cost:
     seconds: float = 0.0
     sequences: int = 0
     tokens: int = 0
+    steps: int = 0
+    examples: int = 0
     peak_bytes: int | None = None
     taken: "Cost | None" = None
 
@@ -70,21 +76,29 @@ def metered(backbone: Backbone) -> Iterator[Cost]:
         tokens = ids if ids is not None else kwargs["inputs_embeds"]
         meter.taken.sequences += tokens.shape[0]
         meter.taken.tokens += tokens.shape[0] * tokens.shape[1]
+        meter.taken.examples += tokens.shape[0] if torch.is_grad_enabled() else 0
+
+    def step(_optimizer: Optimizer, _args: Any, _kwargs: dict[str, Any]) -> None:
+        meter.taken.steps += 1
 
     _see_peaks(backbone)  # before the inner measurement resets what the system remembers
     meter = _Meter(Cost(), Cost(), reset_peak(backbone))
     begin = time.perf_counter()
     _METERS.append(meter)
+    steps = register_optimizer_step_post_hook(step)
     try:
         with forward_pre_hook(backbone.model.get_decoder(), count):
             yield cost
     finally:
+        steps.remove()
         _see_peaks(backbone)
         _METERS.pop()
     taken, read = meter.taken, meter.read
     taken.seconds = round(time.perf_counter() - begin, 3)
     cost.seconds = round(taken.seconds + read.seconds, 3)
     cost.sequences, cost.tokens = taken.sequences + read.sequences, taken.tokens + read.tokens
+    taken.examples = taken.examples if taken.steps else 0
+    cost.steps, cost.examples = taken.steps + read.steps, taken.examples + read.examples
     cost.peak_bytes = None if taken.peak_bytes is None else max(taken.peak_bytes, read.peak_bytes or 0)
     cost.taken = replace(taken)
 
@@ -96,6 +110,8 @@ def count_read(cost: Cost) -> None:
         read.seconds += cost.seconds
         read.sequences += cost.sequences
         read.tokens += cost.tokens
+        read.steps += cost.steps
+        read.examples += cost.examples
         read.peak_bytes = max(read.peak_bytes or 0, cost.peak_bytes or 0)
 
 

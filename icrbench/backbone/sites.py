@@ -50,16 +50,21 @@ def edited(backbone: Backbone, edits: Mapping[Site, Edit]) -> Iterator[None]:
 
 
 @contextmanager
-def captured(backbone: Backbone, sites: Sequence[Site]) -> Iterator[dict[Site, Tensor]]:
+def captured(backbone: Backbone, sites: Sequence[Site], start: int = 0) -> Iterator[dict[Site, Tensor]]:
     """Within the context, hold the vectors ``[B, T, n]`` of the latest forward pass at the given sites.
 
     Entered inside `edited`, it sees the vectors before the edits made outside it and after those made inside.
+
+    Args:
+        backbone: the model.
+        sites: where to read.
+        start: hold the vectors of the columns from this one on, and nothing of those before it.
     """
     found: dict[Site, Tensor] = {}
 
     def reader(site: Site) -> Edit:
         def read(states: Tensor) -> Tensor:
-            found[site] = states
+            found[site] = states[:, start:].clone() if start else states
             return states
 
         return read

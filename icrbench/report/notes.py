@@ -1,6 +1,6 @@
 """What stands below a table: how to read it, and what is missing from it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from icrbench.report.leaderboard import AVERAGE, Row, Table
 from icrbench.report.origin import compact, one_line
@@ -31,7 +31,7 @@ def notes(table: Table) -> list[str]:
         lines.append("(k/n): only k of the row's n seeds are there.")
     lines += [f"failed ({number}): {error}" for error, number in failures(table).items()]
     records = [record for _, record in table.group.records]
-    lines += [*overlap(records, table.group.clean), *_truncated(table)]
+    lines += [*_budgets(table), *overlap(records, table.group.clean), *_truncated(table)]
     return [one_line(line) for line in lines]
 
 
@@ -88,6 +88,25 @@ def overlap(records: list[CellRecord], clean: bool) -> list[str]:
     listed = ", ".join(f"{count} of {train} in {test}" for train, test, count in pairs)
     state = "removed from the training data" if clean else "left in the training data"
     return [f"Training texts that are also test texts ({state}): {listed}."]
+
+
+def _budgets(table: Table) -> list[str]:
+    """Which methods had less than their papers give them, and of what."""
+    found: dict[str, str] = {}
+    for label, record in table.group.records:
+        result = record["result"]
+        if result and (below := result.get("below_published")):
+            found[display_name(label)] = budget_text(below)
+    listed = "; ".join(f"{name} ({text})" for name, text in sorted(found.items()))
+    return [f"Less than the published budget, so no verdict on the method at its own: {listed}."] if found else []
+
+
+def budget_text(below: Mapping[str, Sequence[float | None]]) -> str:
+    """The sizes below those published: ``queries 48 of 256, most_steps 100 of no limit``."""
+    return ", ".join(
+        f"{name} {value:,} of {'no limit' if published is None else format(published, ',')}"
+        for name, (value, published) in below.items()
+    )
 
 
 def _truncated(table: Table) -> list[str]:

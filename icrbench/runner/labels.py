@@ -36,6 +36,19 @@ def parse_methods(text: str, settings: Sequence[str], preset: Preset) -> list[La
     return list(found.values())
 
 
+def check_precision(methods: Iterable[LabelledMethod], dtype: str | None) -> None:
+    """Refuse to train through a model of float16 weights.
+
+    Raises:
+        UserError: naming the methods.
+    """
+    names = sorted({item.method.name for item in methods if item.method.trained})
+    if dtype == "float16" and names:
+        raise UserError(
+            f"--dtype float16 is too coarse for the gradients that train {', '.join(names)}: use bfloat16 or float32."
+        )
+
+
 def experiment_methods(
     rows: Sequence[str], settings: Sequence[str], preset: Preset
 ) -> tuple[list[LabelledMethod], dict[str, str]]:

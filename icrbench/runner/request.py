@@ -16,7 +16,7 @@ from icrbench.model_names import check_model
 from icrbench.protocol import Datasets, needed_domains
 from icrbench.registry import import_folder
 from icrbench.runner import presets
-from icrbench.runner.labels import LabelledMethod, experiment_methods, parse_methods
+from icrbench.runner.labels import LabelledMethod, check_precision, experiment_methods, parse_methods
 from icrbench.runner.presets import Preset
 from icrbench.scoring.next_token import ScoringOptions
 from icrbench.util.cache import cache_folder
@@ -128,6 +128,7 @@ class Request:
         else:
             labelled = parse_methods(_joined(methods), settings, sizes)
             found = get_tasks("all" if task_names is None else task_names, tasks_dir)
+        check_precision(labelled, dtype)
         return cls(
             methods=labelled,
             models=_models(models),

@@ -10,7 +10,7 @@ from icrbench.backbone import Backbone
 from icrbench.backbone.metering import Cost, metered
 from icrbench.backbone.reuse import Reused
 from icrbench.data.task import Example
-from icrbench.method import Fitted
+from icrbench.method import Fitted, Method
 from icrbench.protocol import Datasets
 from icrbench.randomness import Randomness
 from icrbench.runner.fits import Fits
@@ -112,7 +112,7 @@ class Worker:
         scored = self._score(cell, fitted, examples)
         seconds = time.perf_counter() - begin
         rows = [_row(example, answer) for example, answer in zip(examples, scored, strict=True)]
-        return _result(rows, seconds, fitted, cost), rows
+        return _result(cell.method.method, rows, seconds, fitted, cost), rows
 
     def _score(self, cell: Cell, fitted: Fitted, examples: Sequence[Example]) -> list[Scored]:
         task, options = self._datasets.tasks[cell.task], self._request.scoring
@@ -133,7 +133,7 @@ def _row(example: Example, scored: Scored) -> dict[str, Any]:
     }
 
 
-def _result(rows: Sequence[Mapping[str, Any]], seconds: float, fitted: Fitted, cost: Cost) -> Result:
+def _result(method: Method, rows: Sequence[Mapping[str, Any]], seconds: float, fitted: Fitted, cost: Cost) -> Result:
     correct = sum(bool(row["correct"]) for row in rows)
     return {
         "accuracy": correct / len(rows),
@@ -144,6 +144,9 @@ def _result(rows: Sequence[Mapping[str, Any]], seconds: float, fitted: Fitted, c
         "seconds_fit": cost.seconds,
         "fit_sequences": cost.sequences,
         "fit_tokens": cost.tokens,
+        "fit_steps": cost.steps,
+        "fit_examples": cost.examples,
+        "below_published": method.below_published(),
         "fit_peak_bytes": cost.peak_bytes,
         "cached_parameters": fitted.cached_parameters,
         "cached_formula": fitted.formula,

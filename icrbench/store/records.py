@@ -77,6 +77,12 @@ class Result(TypedDict):
     fit_sequences: NotRequired[int]
     """Sequences through the model while fitting; records written before it was counted lack it, and what follows."""
     fit_tokens: NotRequired[int]
+    fit_steps: NotRequired[int]
+    """Steps of an optimiser; 0 where nothing is trained by gradient."""
+    fit_examples: NotRequired[int]
+    """Sequences that gradients were taken of, as often as they were asked."""
+    below_published: NotRequired[Mapping[str, tuple[float | None, float | None]]]
+    """Sizes that are below those published, which are the defaults: the value and the published; null is no limit."""
     fit_peak_bytes: NotRequired[int | None]
     cached_parameters: int
     cached_formula: NotRequired[str]

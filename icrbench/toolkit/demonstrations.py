@@ -66,6 +66,13 @@ def spread(train: Sequence[Example], count: int, rng: random.Random, exclude: Co
     return chosen
 
 
+def dealt(count: int, names: Collection[str], rng: random.Random) -> dict[str, int]:
+    """``count`` dealt to names as evenly as it divides; ``rng`` draws which names get the remainder."""
+    order = rng.sample(sorted(names), len(names))
+    whole, rest = divmod(count, len(order))
+    return {name: whole + (place < rest) for place, name in enumerate(order)}
+
+
 def _by_class(train: Sequence[Example], exclude: Collection[str]) -> dict[int, list[Example]]:
     classes: dict[int, list[Example]] = {}
     for example in train:

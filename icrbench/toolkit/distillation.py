@@ -5,12 +5,14 @@ the query alone. Labels are scored by their first token, so both are compared wh
 prompt's last token. The published losses run over the answer's whole span, with the answer appended to the prompt (and
 some of them over the query, too); on one-token answers whose prediction is counted in, they are the losses here.
 
-Training runs a method through `Fitted.intervene`, as scoring does, so what is trained is what is applied.
+Training runs a method through `Fitted.intervene`, as scoring does, so what is trained is what is applied. The teacher
+runs as the student does, a minibatch at a time, and shows new demonstrations every time: what is kept of it is that of
+one minibatch, however many queries and demonstrations there are.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import ClassVar, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -21,7 +23,15 @@ from icrbench.backbone.prefix import prompt_batches
 from icrbench.backbone.sites import Site, captured
 from icrbench.method import FitData, Fitted, Method, Scope
 from icrbench.randomness import Randomness
-from icrbench.toolkit.episodes import Episode, Episodes, Question, Questions, demonstration_tokens, minibatches
+from icrbench.toolkit.episodes import (
+    Episode,
+    Episodes,
+    Labelled,
+    Question,
+    Questions,
+    demonstration_tokens,
+    minibatches,
+)
 from icrbench.toolkit.optimisation import Decay, Schedule, optimise
 from icrbench.toolkit.selection import question_batch
 from icrbench.util.bounds import Count, NotNegative, Positive, Share
@@ -40,8 +50,10 @@ class Lesson:
         question: its zero-shot prompt.
         taught: ``[d]``, the teacher's final hidden state where the answer is predicted; empty without a teacher.
         vectors: by site, the teacher's vectors ``[n, d]`` at the query's last ``n`` tokens: those that it has in common
-            with the zero-shot prompt. (Tokens at the query's start can differ, since a tokenizer may read it otherwise
-            behind a demonstration.)
+            with the zero-shot prompt, without that prompt's first. (Tokens at the query's start can differ, since a
+            tokenizer may read it otherwise behind a demonstration. The first token of any text, whether a
+            beginning-of-sequence token or a word, draws attention as no other does; its vectors can be hundreds of
+            times as long as the others', and behind demonstrations it is no longer the first.)
     """
 
     question: Question
@@ -52,24 +64,30 @@ class Lesson:
 def taught(backbone: Backbone, episodes: Sequence[Episode], sites: Sequence[Site] = ()) -> list[Lesson]:
     """What the frozen model makes of each query after its demonstrations, one lesson an episode.
 
-    States are kept on the CPU, in the model's number type; a final hidden state stands for the logits over the whole
-    vocabulary, which would take a hundred times the memory.
+    A final hidden state stands for the logits over the whole vocabulary, which would take a hundred times the memory.
+    No lesson keeps anything of the demonstrations alive.
     """
     questions = Questions(backbone)
     alone = questions.zero_shot(episode.query for episode in episodes)
     shown = [question.prompt.tokens for question in questions.in_context(episodes)]
-    common = [_common_end(one.prompt.tokens, other) for one, other in zip(alone, shown, strict=True)]
+    common = [
+        min(_common_end(one.prompt.tokens, other), len(one.prompt.tokens) - 1)
+        for one, other in zip(alone, shown, strict=True)
+    ]
     found: dict[int, Lesson] = {}
-    with torch.no_grad(), captured(backbone, sites) as seen:
+    with torch.no_grad():
         texts = [question.prompt.text for question in alone]
         own = max(common) if sites else 1  # tokens whose vectors are wanted must not be in a shared prefix
         for rows, batch, cache in prompt_batches(backbone, shown, texts, own):
-            final = batch.at_last(backbone.hidden_states(batch, cache)).cpu()
+            start = min(int(batch.last[place]) + 1 - common[row] for place, row in enumerate(rows))
+            with captured(backbone, sites, start) as seen:
+                final = batch.at_last(backbone.hidden_states(batch, cache))
             for place, row in enumerate(rows):
-                end = int(batch.last[place]) + 1
+                end = int(batch.last[place]) + 1 - start
                 span = slice(end - common[row], end)
-                vectors = {site: seen[site][place, span].cpu() for site in sites}
-                found[row] = Lesson(alone[row], final[place], vectors)
+                # Copies: a slice would keep the whole batch.
+                vectors = {site: seen[site][place, span].clone() for site in sites}
+                found[row] = Lesson(alone[row], final[place].clone(), vectors)
     return [found[row] for row in range(len(episodes))]
 
 
@@ -115,17 +133,68 @@ class Attempt:
         return functional.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
     def distance(self) -> Tensor:
-        """Mean squared difference from the teacher's vectors, over the queries' tokens, the sites and ``d``."""
+        """Squared difference from the teacher's vectors: of a query the mean over its tokens, sites and ``d``.
+
+        The mean of it over the minibatch, in which a long query counts as much as a short one.
+        """
         spans = [len(next(iter(lesson.vectors.values()))) for lesson in self.lessons]
         rows = torch.cat([torch.full((count,), row) for row, count in enumerate(spans)])
         ends = self.batch.last.tolist()
         columns = torch.cat([torch.arange(end + 1 - count, end + 1) for end, count in zip(ends, spans, strict=True)])
+        shares = torch.cat([torch.full((count,), 1 / (count * len(spans))) for count in spans])
         parts = []
         for site, vectors in self.vectors.items():
             wanted = torch.cat([lesson.vectors[site] for lesson in self.lessons]).to(vectors.device)
             own = vectors[rows.to(vectors.device), columns.to(vectors.device)]
-            parts.append(functional.mse_loss(own.float(), wanted.float()).to(self.logits.device))
+            squares = (own.float() - wanted.float()).square().mean(-1)
+            parts.append((shares.to(squares.device) * squares).sum().to(self.logits.device))
         return torch.stack(parts).mean()
+
+
+class Lessons(Sequence[Lesson]):
+    """Queries to learn on, each taught when its minibatch is due; until then a lesson is its question alone.
+
+    Args:
+        backbone: the model.
+        episodes: where demonstrations come from.
+        queries: what is asked.
+        queries_per_set: queries of a minibatch that share one draw of demonstrations.
+        sites: where the teacher's vectors are wanted.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        episodes: Episodes,
+        queries: Sequence[Labelled],
+        queries_per_set: int = 1,
+        sites: Sequence[Site] = (),
+    ) -> None:
+        self._backbone, self._episodes, self._queries = backbone, episodes, queries
+        self._queries_per_set, self._sites = queries_per_set, sites
+        self._asked = [Lesson(question) for question in Questions(backbone).zero_shot(queries)]
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    @overload
+    def __getitem__(self, row: int) -> Lesson: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[Lesson]: ...
+
+    def __getitem__(self, row: int | slice) -> Lesson | list[Lesson]:
+        return self._asked[row]
+
+    def taught(self, rows: Sequence[int], step: int) -> list[Lesson]:
+        """A minibatch, after demonstrations drawn for this step."""
+        drawn: list[Episode] = []
+        for start in range(0, len(rows), self._queries_per_set):
+            group = [self._queries[row] for row in rows[start : start + self._queries_per_set]]
+            hidden = {query.example.content_hash for query in group}
+            shown = self._episodes.demonstrations("step", str(step), str(start), exclude=hidden)
+            drawn += [Episode(shown, query) for query in group]
+        return taught(self._backbone, drawn, self._sites)
 
 
 @dataclass(frozen=True)
@@ -137,6 +206,7 @@ class Trained(Method):
         weight_decay: of AdamW, alike for all parameters.
         batch_size: queries a step.
         epochs: passes over the queries.
+        most_steps: steps after which training ends whatever ``epochs`` say; none for no limit.
         warmup: share of the steps in which the learning rate rises.
         clip: largest norm of the gradient.
         decay: the learning rate after the warm-up: along half a cosine or a line to zero, or constant.
@@ -146,11 +216,14 @@ class Trained(Method):
     weight_decay: NotNegative = 0.001
     batch_size: Count = 8
     epochs: Count = 10
+    most_steps: Count | None = None
     warmup: Share = 0.1
     clip: Positive = 1.0
     decay: Decay = "cosine"
 
     scope: ClassVar[Scope] = Scope.TASK
+    trained: ClassVar[bool] = True
+    budget: ClassVar[tuple[str, ...]] = ("batch_size", "epochs", "most_steps")
 
     def train(
         self,
@@ -168,7 +241,7 @@ class Trained(Method):
             backbone: the model.
             fitted: the method with its initial values; not changed.
             rates: learning rate by the name of the tensor.
-            lessons: queries to learn on.
+            lessons: queries to learn on; `Lessons` are taught as their minibatches come.
             objective: the loss of an attempt.
             rng: the fit's randomness.
             sites: where to hold the student's vectors for the objective.
@@ -180,7 +253,9 @@ class Trained(Method):
         tensors = {name: tensor.to(backbone.device, copy=True) for name, tensor in fitted.tensors.items()}
         student = type(fitted)(fitted.config, tensors)
         per_epoch = -(-len(lessons) // self.batch_size)
-        schedule = Schedule(per_epoch * self.epochs, self.warmup, self.weight_decay, self.clip, self.decay)
+        steps = per_epoch * self.epochs
+        steps = steps if self.most_steps is None else min(steps, self.most_steps)
+        schedule = Schedule(steps, self.warmup, self.weight_decay, self.clip, self.decay)
 
         def loss(own: list[Lesson]) -> Tensor:
             return objective(attempt(backbone, student, own, sites))
@@ -192,12 +267,22 @@ class Trained(Method):
         return type(fitted)(config, {name: tensor.cpu() for name, tensor in tensors.items()})
 
     def _minibatches(self, lessons: Sequence[Lesson], rng: Randomness) -> Iterator[list[Lesson]]:
+        for step, rows in enumerate(self._rows(lessons, rng)):
+            yield lessons.taught(rows, step) if isinstance(lessons, Lessons) else [lessons[row] for row in rows]
+
+    def _rows(self, lessons: Sequence[Lesson], rng: Randomness) -> Iterator[list[int]]:
+        """Row numbers of minibatches, without end."""
         order = rng.python("training-order")
         for rows in minibatches(len(lessons), SORTED_BATCHES * self.batch_size, order):
             rows.sort(key=lambda row: len(lessons[row].question.prompt.tokens))
             batches = [rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size)]
             order.shuffle(batches)
-            yield from ([lessons[row] for row in batch] for batch in batches)
+            yield from batches
+
+    def asked(self, count: float) -> float:
+        """Queries asked over all steps, of which there are ``count`` an epoch."""
+        whole = self.epochs * count
+        return whole if self.most_steps is None else min(whole, self.most_steps * self.batch_size)
 
 
 def attempt(backbone: Backbone, student: Fitted, lessons: Sequence[Lesson], sites: Sequence[Site] = ()) -> Attempt:
@@ -219,9 +304,11 @@ class TrainedOnQueries(Trained):
 
     queries: Count = 1000
 
+    budget: ClassVar[tuple[str, ...]] = (*Trained.budget, "queries")
+
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
         """The queries, forward and backward, every epoch."""
-        return COST_OF_TRAINING * self.epochs * self.queries * sum(tokens.values()) / len(tokens)
+        return COST_OF_TRAINING * self.asked(self.queries) * sum(tokens.values()) / len(tokens)
 
 
 @dataclass(frozen=True)
@@ -238,7 +325,9 @@ class TrainedOnDemonstrations(Trained):
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
         """The rows, forward and backward, every epoch."""
-        return COST_OF_TRAINING * self.epochs * demonstration_tokens(self.per_class, self.per_task, tokens, classes)
+        length = sum(tokens.values()) / len(tokens)
+        rows = demonstration_tokens(self.per_class, self.per_task, tokens, classes) / length
+        return COST_OF_TRAINING * self.asked(rows) * length
 
 
 @dataclass(frozen=True)
@@ -248,7 +337,8 @@ class Distilled(TrainedOnQueries):
     Attributes:
         per_class: demonstrations per class before a teacher's query.
         per_task: demonstrations per in-domain task, for tasks without demonstrations of their own.
-        queries_per_set: queries that share one draw of demonstrations; 1 is the published, more is cheaper.
+        queries_per_set: queries of a minibatch that share one draw of demonstrations; 1 is the published, more is
+            cheaper. Demonstrations are drawn anew for every step.
         w_answer: weight of the cross-entropy of the right answer, beside the imitation.
     """
 
@@ -257,13 +347,14 @@ class Distilled(TrainedOnQueries):
     queries_per_set: Count = 1
     w_answer: NotNegative = 0.5
 
-    def lessons(self, backbone: Backbone, data: FitData, rng: Randomness, sites: Sequence[Site] = ()) -> list[Lesson]:
-        """Draw queries with demonstrations and run the teacher on them, once for all epochs."""
+    def lessons(self, backbone: Backbone, data: FitData, rng: Randomness, sites: Sequence[Site] = ()) -> Lessons:
+        """Draw queries; the teacher sees them, after demonstrations, as their minibatches come."""
         episodes = Episodes(data, rng, per_class=self.per_class, per_task=self.per_task)
-        return taught(backbone, episodes.episodes(self.queries, queries_per_set=self.queries_per_set), sites)
+        return Lessons(backbone, episodes, episodes.queries(self.queries), self.queries_per_set, sites)
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
         """The teacher's prompts and the student's."""
         shown = demonstration_tokens(self.per_class, self.per_task, tokens, classes)
-        teacher = self.queries * (sum(tokens.values()) / len(tokens) + shown / self.queries_per_set)
+        together = min(self.queries_per_set, self.batch_size)
+        teacher = self.asked(self.queries) * (sum(tokens.values()) / len(tokens) + shown / together)
         return teacher + super().fit_tokens(tokens, classes)

@@ -13,7 +13,7 @@ from icrbench.data.task import Example, Task
 from icrbench.method import FitData, Pool
 from icrbench.randomness import Randomness
 from icrbench.scoring.prompting import Prompt, Prompter
-from icrbench.toolkit.demonstrations import balanced, multi_task, spread
+from icrbench.toolkit.demonstrations import balanced, dealt, multi_task, spread
 
 LARGEST_SHARE_HELD_OUT = 3  # at most one row in this many, so that small pools keep rows to fit on
 
@@ -97,9 +97,9 @@ class Episodes:
         self._per_class, self._per_task = per_class, per_task
         self._pools: dict[str, Pool] = {}
         self.held_out: list[Labelled] = []
-        for number, (name, pool) in enumerate(sorted(data.pools.items())):
-            share = held_out // len(data.pools) + (number < held_out % len(data.pools))
-            count = min(share, len(pool.train) // LARGEST_SHARE_HELD_OUT)
+        shares = dealt(held_out, data.pools.keys(), rng.python("held-out"))
+        for name, pool in sorted(data.pools.items()):
+            count = min(shares[name], len(pool.train) // LARGEST_SHARE_HELD_OUT)
             rows = spread(pool.train, count, rng.python("held-out", name))
             self.held_out += [Labelled(pool.task, row) for row in rows]
             gone = {row.content_hash for row in rows}
@@ -126,12 +126,17 @@ class Episodes:
         return tuple(Labelled(pool.task, row) for pool, row in chosen)
 
     def queries(self, count: int, *purpose: str) -> list[Labelled]:
-        """Random rows, as many from each pool as from any other; a pool with fewer gives all it has."""
+        """Random rows, as many from each pool as from any other; a pool with fewer gives all it has.
+
+        Where ``count`` does not divide, the draw says which pools give one more, so that a few queries are not all
+        from the pools whose names come first.
+        """
         chosen: list[Labelled] = []
-        for number, (name, pool) in enumerate(self._pools.items()):
-            share = count // len(self._pools) + (number < count % len(self._pools))
+        shares = dealt(count, self._pools.keys(), self._rng.python("query-shares", *purpose))
+        for name, pool in self._pools.items():
             rng = self._rng.python("queries", name, *purpose)
-            chosen += [Labelled(pool.task, row) for row in rng.sample(pool.train, min(share, len(pool.train)))]
+            rows = rng.sample(pool.train, min(shares[name], len(pool.train)))
+            chosen += [Labelled(pool.task, row) for row in rows]
         self._rng.python("query-order", *purpose).shuffle(chosen)
         return chosen
 

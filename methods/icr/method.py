@@ -155,6 +155,14 @@ class ICR(Method):
     final_scale: NotNegative = 0.8
 
     scope: ClassVar[Scope] = Scope.UNIVERSAL
+    trained: ClassVar[bool] = True
+    budget: ClassVar[tuple[str, ...]] = (
+        "prompts_per_domain",
+        "prompts_agnews",
+        "train_per_domain",
+        "epochs",
+        "batch_size",
+    )
     fitted: ClassVar[type[Fitted]] = ICRFitted
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> ICRFitted:

@@ -10,6 +10,8 @@ from icrbench.backbone import Backbone
 from icrbench.data.find_tasks import load_tasks
 from icrbench.methods.elicit import Elicit, ElicitFitted
 from icrbench.methods.task_vector import TaskVectorFitted
+from icrbench.registry import make_method
+from icrbench.run.presets import preset
 from icrbench.toolkit.episodes import Episode, Question, Questions
 from icrbench.toolkit.layer_vector import LayerVector
 from icrbench.util.errors import UserError
@@ -19,7 +21,7 @@ from tiny import FAMILIES, LAYERS, tiny_backbone
 __all__ = ["asked"]  # a fixture
 
 families = pytest.mark.parametrize("family", FAMILIES)
-SMALL = {"prompts": 3, "shots": 3, "held_out": 4}
+SMALL: dict[str, Any] = {"prompts": 3, "shots": 3, "k": 3, "held_out": 4}
 TWO = {"names": ("sst2", "trec"), "target": None}
 
 
@@ -58,7 +60,7 @@ def test_it_is_what_the_formulas_say_in_float64(family: str, asked: list[Episode
 
 def test_prompts_show_as_many_demonstrations_as_asked_for(asked: list[Episode]) -> None:
     held_out = 6
-    fitted = fit("elicit", **TWO, prompts=4, shots=5, held_out=held_out)
+    fitted = fit("elicit", **TWO, prompts=4, k=4, shots=5, held_out=held_out)
     assert [episode.query.task.name for episode in asked] == ["sst2"] * 4 + ["trec"] * 4
     for episode in asked:
         classes = Counter(shown.example.label for shown in episode.demonstrations)
@@ -92,7 +94,7 @@ def test_without_the_own_state_it_is_a_task_vector(family: str) -> None:
 
 
 def test_a_query_finds_its_own_prompt_first_and_its_own_task(asked: list[Episode]) -> None:
-    fitted = fit("elicit", **TWO, k=2, **SMALL)
+    fitted = fit("elicit", **TWO, **{**SMALL, "k": 2})
     assert fitted.tensors["embeddings"].shape == (6, 384)
     for place, episode in enumerate(asked):
         found = fitted.found(episode.query.task.prompt(episode.query.example))
@@ -109,7 +111,7 @@ def test_a_query_finds_its_own_prompt_first_and_its_own_task(asked: list[Episode
 
 def test_the_block_is_that_of_most_entries_and_of_several_the_lowest() -> None:
     vectors = torch.eye(384)[:4]
-    fitted = fit("elicit", **TWO, k=4, **SMALL)
+    fitted = fit("elicit", **TWO, **SMALL)
     states = fitted.tensors["states"][:4]
 
     def layer(best: list[int]) -> int:
@@ -127,7 +129,7 @@ def test_the_block_is_that_of_most_entries_and_of_several_the_lowest() -> None:
 def test_queries_of_one_batch_get_their_own_states_and_blocks(family: str) -> None:
     backbone = tiny_backbone(family)
     # With a weight on the own state, adding nothing is not the same as leaving it alone.
-    fitted = fit("elicit", backbone, **TWO, k=2, own_weight=0.5, **SMALL)
+    fitted = fit("elicit", backbone, **TWO, own_weight=0.5, **{**SMALL, "k": 2})
     generator = torch.Generator().manual_seed(0)
     fitted.config |= {"blocks": [1, 4], "best": [1, 1, 1, 4, 4, 4]}
     fitted.tensors["states"] = torch.randn(6, 2, 48, generator=generator)
@@ -150,10 +152,19 @@ def test_a_library_of_one_task_is_retrieved_from_only_where_there_is_a_choice() 
     assert fit("elicit", **SMALL).tensors.keys() == {"states"}
     assert fit("elicit", **SMALL).cached_parameters == 48
     for settings in ({"k": 2}, {"threshold": 0.1}):
-        fitted = fit("elicit", **SMALL, **settings)
+        fitted = fit("elicit", **{**SMALL, **settings})
         assert fitted.cached_parameters == 3 * (48 + 384) == fitted.parameters_by_formula(tiny_backbone("llama").dims)
 
 
 def test_sizes_below_one_are_refused() -> None:
     with pytest.raises(UserError, match=r"elicit\.k must be at least 1, not 0\."):
         Elicit(k=0)
+
+
+@pytest.mark.parametrize("name", ["paper", "cpu", "demo"])
+def test_a_query_can_be_served_by_one_task_alone(name: str) -> None:
+    with pytest.raises(UserError, match=r"elicit\.k must not exceed elicit\.prompts, not 10 of 5"):
+        make_method("elicit", {"prompts": 5})
+    elicit = make_method("elicit", preset(name).methods.get("elicit", {}))
+    assert isinstance(elicit, Elicit)
+    assert elicit.k <= elicit.prompts

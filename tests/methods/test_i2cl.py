@@ -175,6 +175,18 @@ def test_noise_is_relative_to_each_tokens_output_and_grows_with_the_square_root_
     torch.testing.assert_close(relative, torch.full((1, 2), 0.064), rtol=0.05, atol=0)
 
 
+def test_no_gradient_flows_through_the_length_that_scales_the_noise() -> None:
+    outputs = torch.randn(1, 3, 8, generator=torch.Generator().manual_seed(0))
+    vector, coefficients = torch.randn(8, generator=torch.Generator().manual_seed(1)), torch.tensor([0.3, 0.8])
+    gradients = []
+    for noise in (0.0, 0.5):
+        leaf = coefficients.clone().requires_grad_(True)
+        generator = torch.Generator().manual_seed(2)
+        _injection(vector, leaf, "linear", noise, generator)(outputs).sum().backward()  # type: ignore[no-untyped-call]
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
 def test_noise_is_only_in_calibration_and_comes_from_the_seed() -> None:
     settings: dict[str, Any] = {"per_class": 1, "epochs": 4, "learning_rate": 0.05}
     noisy, again, clean = (fit("i2cl", noise=noise, **settings).tensors["coefficients"] for noise in (0.05, 0.05, 0.0))

@@ -20,11 +20,12 @@ from method_setup import DOMAINS, DTYPES, Slow, fit, logits, zero_shot_questions
 from tiny import FAMILIES, LAYERS, tiny_backbone
 
 families = pytest.mark.parametrize("family", FAMILIES)
-spaces = pytest.mark.parametrize("space", ["final_in", "post_norm"])
-PLACES = {"final_in": ("block", LAYERS - 1), "post_norm": ("final", LAYERS - 1)}
+spaces = pytest.mark.parametrize("space", ["released", "final_in", "post_norm"])
+READ = {"released": ("final", LAYERS - 1), "final_in": ("block", LAYERS - 1), "post_norm": ("final", LAYERS - 1)}
+CHANGED = {**READ, "released": ("block", LAYERS - 1)}
 
 
-def some_fitted(backbone: Backbone, space: str = "final_in", scale: float = 0.2) -> LTVFitted:
+def some_fitted(backbone: Backbone, space: str = "released", scale: float = 0.2) -> LTVFitted:
     width = backbone.dims.hidden
     matrix = scale * torch.randn(width, width, generator=torch.Generator().manual_seed(7))
     return LTVFitted({"space": space, "layer": LAYERS - 1}, {"matrix": matrix})
@@ -73,7 +74,7 @@ def test_the_last_tokens_state_gets_the_map_of_itself(family: str, space: str) -
     fitted = some_fitted(backbone, space)
     matrix = fitted.tensors["matrix"].double()
     questions = zero_shot_questions(backbone)
-    edits = {PLACES[space]: lambda h: torch.cat([h[:-1], h[-1:] + (matrix @ h[-1])[None]])}
+    edits = {CHANGED[space]: lambda h: torch.cat([h[:-1], h[-1:] + (matrix @ h[-1])[None]])}
     for padding in ("left", "right"):
         for own, found in zip(questions, logits(backbone, fitted, questions, padding), strict=True):
             wanted = slow.logits(own.prompt.tokens, edits)[-1]
@@ -108,7 +109,7 @@ def test_the_fit_is_ridge_regression_of_shifts_on_zero_shot_states(family: str, 
         )
         assert len(long.prompt.tokens) > 3 * len(bare.prompt.tokens)
     states, shifted = (
-        torch.stack([slow.outputs(own.prompt.tokens)[PLACES[space]][-1] for own in questions], 1)  # [d, N]
+        torch.stack([slow.outputs(own.prompt.tokens)[READ[space]][-1] for own in questions], 1)  # [d, N]
         for questions in (asked, shown)
     )
     shifts = shifted - states
@@ -118,8 +119,14 @@ def test_the_fit_is_ridge_regression_of_shifts_on_zero_shot_states(family: str, 
     torch.testing.assert_close(constant.tensors["mean"], shifts.mean(1).float(), rtol=1e-3, atol=1e-3)
 
 
+def test_the_released_form_is_the_default() -> None:
+    """Fitted on states behind the final norm, applied to those before it."""
+    fitted = fit("ltv", tiny_backbone("llama"), shots=4, queries=2)
+    assert fitted.config["space"] == "released"
+
+
 @families
-@spaces
+@pytest.mark.parametrize("space", ["final_in", "post_norm"])  # what is read is what is changed
 def test_a_single_query_gets_its_few_shot_logits(family: str, space: str, prompts: Prompts) -> None:
     backbone = tiny_backbone(family)
     fitted = fit("ltv", backbone, shots=4, queries=1, ridge=1e-9, space=space)

@@ -86,6 +86,7 @@ def edited_outputs(slow: Slow, fitted: M2IVFitted, tokens: list[int]) -> dict[An
 
 def slow_synergy(first: Tensor, second: Tensor, w_apart: float) -> float:
     size = first.shape[1]
+    first, second = (values - values.mean(0) for values in (first, second))
     total = 0.0
     for i in range(size):
         for j in range(size):
@@ -102,8 +103,10 @@ def test_synergy_is_the_formula_for_few_and_for_many_tokens(rows: int) -> None:
 
 
 def test_synergy_is_0_for_equal_orthogonal_columns_of_any_length() -> None:
-    columns = torch.linalg.qr(torch.randn(20, 6, dtype=torch.float64)).Q
+    drawn = torch.randn(20, 6, dtype=torch.float64)
+    columns = torch.linalg.qr(drawn - drawn.mean(0)).Q
     assert float(synergy(columns, 3 * columns, 1.0)) == pytest.approx(0, abs=1e-12)
+    assert float(synergy(columns + 5, columns - 7, 1.0)) == pytest.approx(0, abs=1e-12)  # correlations, not angles
     assert float(synergy(columns, columns.roll(1, 1), 0.0)) == pytest.approx(1)
 
 
@@ -115,7 +118,7 @@ def test_the_objective_sums_three_terms_over_real_tokens() -> None:
     runs = [edited_outputs(slow, fitted, list(lesson.question.prompt.tokens)) for lesson in lessons]
     coupled = 0.0
     for layer in range(LAYERS):
-        first, second = (torch.cat([run[branch, layer] for run in runs]) for branch in BRANCHES)
+        first, second = (torch.cat([run[branch, layer][1:] for run in runs]) for branch in BRANCHES)
         coupled += slow_synergy(first, second, 0.02) / LAYERS
     plain = float(found.divergence() + 0.25 * found.cross_entropy())
     weights = {"w_answer": 0.25, "w_apart": 0.02}

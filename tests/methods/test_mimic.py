@@ -12,7 +12,7 @@ from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.head_outputs import changed_heads
 from icrbench.backbone.sites import Site, captured
 from icrbench.methods.mimic import MimIC, MimICFitted
-from icrbench.toolkit.distillation import attempt
+from icrbench.toolkit.distillation import Lessons, attempt
 from method_setup import (
     DOMAINS,
     DTYPES,
@@ -181,7 +181,8 @@ def test_what_is_trained_and_from_where(trained: list[Training]) -> None:
     assert abs(float(torch.corrcoef(torch.stack([shifts.flatten(), probes.flatten()]))[0, 1])) < 0.3
     assert not fitted.tensors["biases"].any()
     assert list(own.sites) == SITES
-    assert [set(lesson.vectors) for lesson in own.lessons] == [set(SITES)] * 4
+    assert isinstance(own.lessons, Lessons)
+    assert [set(lesson.vectors) for lesson in own.lessons.taught(range(4), 0)] == [set(SITES)] * 4
     assert getattr(own.objective, "__func__", None) is MimIC.objective
 
 

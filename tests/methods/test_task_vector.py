@@ -121,6 +121,14 @@ def test_at_the_last_block_every_query_gets_the_same_answer() -> None:
     assert all(torch.allclose(other, first, atol=1e-4) for other in others)
 
 
+def test_out_of_domain_the_dummy_query_is_not_always_of_the_same_task(asked: list[Episode]) -> None:
+    data = FitData(pools("agnews", "csqa", "piqa", "sst2", "trec"), None, Path("unused"))
+    for seed in range(8):
+        TaskVector(per_task=1, held_out=5, layer=0).fit(tiny_backbone("llama"), data, Randomness(seed))
+    assert len(asked) == 8
+    assert len({episode.query.task.name for episode in asked}) > 2
+
+
 def test_a_layer_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match=r"task_vector\.layer must be 0 to 5 for this model, not 6\."):
         fit(layer=6)

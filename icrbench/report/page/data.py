@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from icrbench.report.leaderboard import ROLES, Change, Column, Row, Score, Table
-from icrbench.report.notes import failures, notes
+from icrbench.report.notes import budget_text, failures, notes
 from icrbench.report.origin import origin
 from icrbench.report.stats import Comparison, Interval
 from icrbench.report.text.names import display_name
 from icrbench.report.text.numbers import probability, tenths
 from icrbench.report.verdict import certainty
-from icrbench.store.records import CellRecord
+from icrbench.store.records import CellRecord, Result
 
 # Facts of a row that the verdict shows, too.
 _FIT, _CACHED, _PROMPT = "Time of one fit", "Cached parameters", "Prompt tokens an example"
@@ -118,6 +118,8 @@ def _detail(
     facts = [
         ("Seeds", _seeds(seeds)),
         (_FIT, _range(fits, "{:,.0f} s") if any(fits) else "nothing to fit"),
+        ("Training", _training(ran)),
+        ("Below the published budget", budget_text(ran[0].get("below_published", {})) if ran else ""),
         (_CACHED, _range(cached, "{:,}")),
         (_PROMPT, f"{sum(r['prompt_tokens'] for r in ran) / rows:,.0f}" if rows else ""),
         (
@@ -133,6 +135,13 @@ def _detail(
         "facts": [fact for fact in facts if fact[1]],
         "provenance": [(name, own.get(name, "")) for name, value in made_by.items() if own.get(name) != value],
     }
+
+
+def _training(ran: Sequence[Result]) -> str:
+    """Steps and examples of one fit; nothing where no fit was trained by gradient."""
+    steps = sorted({result.get("fit_steps", 0) for result in ran})
+    examples = sorted({result.get("fit_examples", 0) for result in ran})
+    return f"{_range(steps, '{:,}')} steps on {_range(examples, '{:,}')} examples" if any(steps) else ""
 
 
 def _hyperparameters(records: Sequence[CellRecord]) -> dict[str, Any]:

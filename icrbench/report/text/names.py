@@ -2,20 +2,21 @@
 
 from collections.abc import Iterable
 
-_DISPLAYED = {"m2iv": ("M2IV-style", "our own form after M2IV (Li et al. 2025), not the authors' code")}
+_NAMES = {"ltv": "linear task vector", "m2iv": "M2IV-style"}
+_FORMS = {"m2iv": "our own form after M2IV (Li et al. 2025), not the authors' code"}
 """Forms of our own carry a name that says so, and a note below every table."""
 
 
 def display_name(label: str) -> str:
     """A label with the method's displayed name: ``m2iv:rank=4`` is "M2IV-style:rank=4"; most stay as they are."""
     name = _method(label)
-    return _DISPLAYED.get(name, (name,))[0] + label.removeprefix(name)
+    return _NAMES.get(name, name) + label.removeprefix(name)
 
 
 def form_notes(labels: Iterable[str]) -> list[str]:
     """A sentence for each method among these labels that is a form of our own."""
     methods = {_method(label) for label in labels}
-    return [f"{name}: {form}." for method, (name, form) in _DISPLAYED.items() if method in methods]
+    return [f"{_NAMES[method]}: {form}." for method, form in _FORMS.items() if method in methods]
 
 
 def _method(label: str) -> str:
