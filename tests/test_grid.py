@@ -45,7 +45,7 @@ def test_the_presets_say_where_a_method_gets_less_than_its_paper_gives() -> None
     assert below("paper") == {}
     cpu = below("cpu")
     assert cpu["function_vector"] == {"per_class": (3, 5), "mean_prompts": (20, 100), "effect_prompts": (6, 25)}
-    assert cpu["mimic"] == {"most_steps": (100, None)}
+    assert cpu["mimic"] == {"most_steps": (50, None)}
     assert "task_vector" not in cpu  # 16 dummies of 1 are more
     assert not {"zero_shot", "few_shot", "icv"} & set(cpu)
 
