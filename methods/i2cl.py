@@ -64,10 +64,10 @@ class I2CL(Method):
     ``noise * ||o|| * N(0, I)`` on every injected branch, where ``||o||`` is taken as a constant, without gradient.
 
     Paper and code differ in the schedule: the code warms up over the first steps, the paper does not (``warmup=0``).
-    As in the code, every step draws its minibatch anew and the decay of AdamW pulls beta, too, towards 0. The cosine
-    starts after the warm-up here, at the first step in the code; it spans the steps that are made (in the code, for odd
-    numbers of demonstrations, some that are not). In families that norm a branch's output on its way to the residual
-    stream (Gemma 3), which the authors did not use, "output" is the normed one: what arrives there.
+    As in the code, every step draws its minibatch anew, the decay of AdamW pulls beta, too, towards 0, and the cosine
+    along which the learning rate falls is counted from the first step. It spans the steps that are made (in the code,
+    for odd numbers of demonstrations, some that are not). In families that norm a branch's output on its way to the
+    residual stream (Gemma 3), which the authors did not use, "output" is the normed one: what arrives there.
 
     Attributes:
         per_class: demonstrations per class.
@@ -149,7 +149,8 @@ class I2CL(Method):
                 states = batch.at_last(backbone.hidden_states(batch))
             return answer_loss(backbone.logits(states), own)
 
-        schedule = Schedule(self._steps(len(questions)), self.warmup, self.weight_decay, clip=None)
+        steps = self._steps(len(questions))
+        schedule = Schedule(steps, self.warmup, self.weight_decay, clip=None, decay="whole_cosine")
         history = optimise([([coefficients], self.learning_rate)], loss, drawn(), schedule, "calibrating I2CL")
         a_pass = max(1, len(questions) // self.batch_size)
         passes = [history[first : first + a_pass] for first in range(0, len(history), a_pass)]

@@ -1,6 +1,6 @@
 """Linear task vectors: a linear map from a zero-shot prompt's last state to what demonstrations would add to it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -14,7 +14,7 @@ from icrbench.backbone.sites import Point, Site
 from icrbench.backbone.steering import steered
 from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
-from icrbench.toolkit.episodes import Episode, Episodes, Questions, shares
+from icrbench.toolkit.episodes import Episode, Episodes, Question, Questions, shares
 from icrbench.toolkit.reading import last_token_vectors
 from icrbench.util.bounds import Count, Positive
 from icrbench.util.errors import UserError
@@ -104,10 +104,15 @@ class LTV(Method):
         if not asked:
             raise UserError("ltv shows all train rows as demonstrations and has none left to ask: lower ltv.shots.")
         questions = Questions(backbone)
+        return self.solved(
+            backbone, questions.zero_shot(asked), questions.in_context(Episode(shown, query) for query in asked)
+        )
+
+    def solved(self, backbone: Backbone, zero_shot: Sequence[Question], few_shot: Sequence[Question]) -> LTVFitted:
+        """Solve for the map from queries asked without demonstrations and with them."""
         site = Site(READ[self.space], backbone.dims.layers - 1)
-        states = last_token_vectors(backbone, questions.zero_shot(asked), [site])[site].double()
-        prompts = questions.in_context(Episode(shown, query) for query in asked)
-        shifts = last_token_vectors(backbone, prompts, [site])[site].double() - states
+        states = last_token_vectors(backbone, zero_shot, [site])[site].double()
+        shifts = last_token_vectors(backbone, few_shot, [site])[site].double() - states
         config = {"space": self.space, "layer": site.layer}
         if self.variant == "constant":
             return LTVFitted(config, {"mean": shifts.mean(0).float()})

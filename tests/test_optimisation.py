@@ -26,6 +26,14 @@ def test_the_learning_rate_falls_in_a_line_or_stays_where_it_is() -> None:
     assert [constant.factor(step) for step in (0, 5, 10, 55, 100)] == pytest.approx([0, 0.5, 1, 1, 1])
 
 
+def test_a_whole_cosine_is_counted_from_the_first_step() -> None:
+    whole = Schedule(steps=100, warmup=0.1, decay="whole_cosine")
+    assert [whole.factor(step) for step in (0, 5, 10)] == pytest.approx([0, 0.5, 1])
+    assert whole.factor(11) == pytest.approx(0.5 * (1 + math.cos(math.pi * 0.11)))
+    assert whole.factor(100) == pytest.approx(0)
+    assert Schedule(steps=10, warmup=0.0, decay="whole_cosine").factor(0) == 1
+
+
 def test_steps_are_those_of_adamw_written_out() -> None:
     start = torch.tensor([1.0, -2.0])
     trained, slow = start.clone(), start.clone()

@@ -13,8 +13,11 @@ from icrbench.util.progress import bar
 
 Item = TypeVar("Item")
 
-Decay = Literal["cosine", "linear", "constant"]
-"""What the learning rate does after its warm-up: half a cosine to zero, a straight line to zero, or nothing."""
+Decay = Literal["cosine", "whole_cosine", "linear", "constant"]
+"""What the learning rate does after its warm-up: half a cosine to zero, a straight line to zero, or nothing.
+
+``whole_cosine`` counts the half cosine from the first step, so that the rate drops a little where the warm-up ends.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Schedule:
         rising = self.warmup * self.steps
         if step < rising:
             return step / rising
+        if self.decay == "whole_cosine":
+            return 1.0 if step == rising > 0 else 0.5 * (1 + math.cos(math.pi * step / self.steps))
         done = (step - rising) / max(1.0, self.steps - rising)
         return {"cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done, "constant": 1.0}[self.decay]
 

@@ -146,7 +146,7 @@ def test_calibration_is_adamw_on_the_answers_cross_entropy_over_the_whole_vocabu
         losses.append(loss.item())
         (gradient,) = torch.autograd.grad(loss, leaf)
         rising = 0.5 * steps
-        factor = step / rising if step < rising else 0.5 * (1 + math.cos(math.pi * (step - rising) / (steps - rising)))
+        factor = step / rising if step <= rising else 0.5 * (1 + math.cos(math.pi * step / steps))
         first = 0.9 * first + 0.1 * gradient
         second = 0.999 * second + 0.001 * gradient**2
         moved = (first / (1 - 0.9 ** (step + 1))) / ((second / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8)
