@@ -25,20 +25,20 @@ class Cost:
         seconds: by the clock.
         sequences: sequences through the model, whole or in part; one in a backward pass is not counted again.
         tokens: tokens of those sequences, padding among them.
-        steps: steps of an optimiser.
-        examples: sequences that gradients were taken of.
         peak_bytes: most memory held at once beyond what was held at the start, of the GPU if there is one, else of the
             process; None where the system does not say.
         taken: what it really took, with the parts that were there already.
+        steps: steps of an optimiser.
+        examples: sequences that gradients were taken of.
     """
 
     seconds: float = 0.0
     sequences: int = 0
     tokens: int = 0
-    steps: int = 0
-    examples: int = 0
     peak_bytes: int | None = None
     taken: "Cost | None" = None
+    steps: int = 0
+    examples: int = 0
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> "Cost":
