@@ -8,17 +8,20 @@ from icrbench.store.records import CellRecord, Result
 
 COSTS = {
     "fit_seconds": "Fit, s",
+    "fit_steps": "Fit, steps",
+    "fit_examples": "Fit, examples trained on",
     "fit_sequences": "Fit, sequences",
     "fit_tokens": "Fit, tokens",
     "fit_peak_bytes": "Fit peak, MiB",
     "milliseconds_a_row": "Scoring, ms a row",
 }
+_COUNTED = ("fit_steps", "fit_examples", "fit_sequences", "fit_tokens")
 COST_NOTE = (
     "Cached: numbers kept to apply the method to a new query, the mean over tasks and seeds, and the smallest and"
     " largest where they differ; M demonstration tokens, d hidden size, L layers. Fit: one fit, the mean over tasks and"
-    " seeds (a fit that finds intermediate states of another on disk takes less than from nothing); peak: most memory"
-    " beyond what was held before the fit, the largest. Scoring: the mean; methods that leave the same states alone"
-    " share them, so the first of them pays."
+    " seeds (one that finds intermediate states of another on disk takes less than from nothing); examples trained on:"
+    " the batches of all steps together; peak: most memory beyond what was held before the fit, the largest. Scoring:"
+    " the mean; methods that leave the same states alone share them, so the first of them pays."
 )
 
 
@@ -34,16 +37,11 @@ def costs(records: Sequence[CellRecord]) -> dict[str, float | None]:
         "fit_seconds": fmean(result["seconds_fit"] for result in ran) if ran else None,
         "milliseconds_a_row": fmean(1000 * result["seconds_score"] / result["n"] for result in ran) if ran else None,
     }
-    sequences, tokens, peaks = (
-        [float(number) for result in ran if (number := result.get(name)) is not None]  # type: ignore[arg-type]
-        for name in ("fit_sequences", "fit_tokens", "fit_peak_bytes")
-    )
-    return {
-        **found,
-        "fit_sequences": fmean(sequences) if sequences else None,
-        "fit_tokens": fmean(tokens) if tokens else None,
-        "fit_peak_bytes": max(peaks) if peaks else None,
-    }
+    for name in (*_COUNTED, "fit_peak_bytes"):
+        numbers = [float(number) for result in ran if (number := result.get(name)) is not None]  # type: ignore[arg-type]
+        together = max if name == "fit_peak_bytes" else fmean
+        found[name] = together(numbers) if numbers else None
+    return found
 
 
 def cost_text(name: str, value: float | None) -> str:
@@ -52,7 +50,7 @@ def cost_text(name: str, value: float | None) -> str:
         return MISSING
     if name == "fit_peak_bytes":
         return f"{value / 2**20:,.0f}"
-    whole = name in ("fit_tokens", "fit_sequences") or value >= 100
+    whole = name in _COUNTED or value >= 100
     return f"{value:,.0f}" if whole else f"{value:.1f}"
 
 

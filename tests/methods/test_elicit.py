@@ -11,7 +11,7 @@ from icrbench.data.find_tasks import load_tasks
 from icrbench.methods.elicit import Elicit, ElicitFitted
 from icrbench.methods.task_vector import TaskVectorFitted
 from icrbench.registry import make_method
-from icrbench.run.presets import preset
+from icrbench.runner.presets import preset
 from icrbench.toolkit.episodes import Episode, Question, Questions
 from icrbench.toolkit.layer_vector import LayerVector
 from icrbench.util.errors import UserError
