@@ -1,14 +1,15 @@
 """What reports need of a results folder, gathered in one file, so that 100,000 cells are read in seconds.
 
-``DIR/index/cells.parquet`` holds every record, and of its examples the ids and whether each was right. It is derived
-and never the truth: deleting it loses nothing. Each row carries the stamps (see ``Stamp``) of the two files it
-was read from, and is used only while both files still have them; every other cell is read from its files, so what
-was changed, damaged, added or deleted counts at once. A file that changed less than two seconds before it was read
-is not kept, because a further change might leave its stamp as it is (as git does with its index).
+``DIR/index/cells`` (Parquet, then its hash) holds every record, and of its examples the ids and whether each was
+right. It is derived and never the truth: deleting it loses nothing. Each row carries the stamps (see ``Stamp``) of the
+two files it was read from, and is used only while both files still have them; every other cell is read from its files,
+so what was changed, damaged, added or deleted counts at once. A file that changed less than two seconds before it was
+read is not kept, because a further change might leave its stamp as it is (as git does with its index).
 
 Records repeat each other: every value is stored once and rows point to it, on disk and in memory.
 """
 
+import hashlib
 import json
 import marshal
 import os
@@ -16,8 +17,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from icrbench.store.rows import Answers, Ids, read_answers
 from icrbench.util.errors import UserError
 from icrbench.util.files import write_atomic
 from icrbench.util.progress import bar
 
-FORMAT = b"2"
+FORMAT = b"3"
+_SEAL = hashlib.sha256().digest_size
 WORTH = 1_000
 """Cells from which on an index is written; fewer are read from their files in a second."""
 SETTLED = 2 * 10**9
@@ -45,29 +46,6 @@ _NONE: Stamp = (-1, -1, -1, -1)
 _TIMES = (0, 1, 4, 5)  # among the stamps of a cell's two files
 Stamps = npt.NDArray[np.int64]
 """Of a record and its examples, one after the other: [cells, 8]."""
-
-
-class Ids(tuple[str, ...]):
-    """The ids of a cell's examples, in the order of the test set; hashed and checked once, not for every cell."""
-
-    @cached_property
-    def place(self) -> dict[str, int]:
-        """Where each id stands."""
-        return {name: place for place, name in enumerate(self)}
-
-
-@dataclass(frozen=True)
-class Answers:
-    """The examples of one cell, and which were answered right."""
-
-    ids: Ids
-    """The same object for all cells of an index with the same examples."""
-    correct: npt.NDArray[np.bool_]
-
-    @property
-    def repeated(self) -> bool:
-        """Some example is there twice."""
-        return len(self.ids.place) < len(self.ids)
 
 
 class Index:
@@ -120,7 +98,7 @@ def gather(folder: Path, read: Callable[[Path], Mapping[str, Any]]) -> Index:
     cells, examples = _stamps(folder / "cells", ".json"), _stamps(folder / "examples", ".parquet")
     keys = sorted(cells)
     stamps = np.array([cells[key] + examples.get(key, _NONE) for key in keys], np.int64).reshape(-1, 8)
-    path = folder / "index" / "cells.parquet"
+    path = folder / "index" / "cells"
     known = _read_index(path)
     rows = _unchanged(known, keys, stamps)
     missing = np.flatnonzero(rows < 0)
@@ -142,38 +120,14 @@ def gather(folder: Path, read: Callable[[Path], Mapping[str, Any]]) -> Index:
     return Index(table)
 
 
-def read_columns(path: Path, columns: list[str]) -> pa.Table:
-    """Columns of one small Parquet file.
-
-    Raises:
-        OSError, pyarrow.ArrowException: if it is missing, cut or of another format.
-    """
-    # One read and no threads: opening a file costs more than what is in it.
-    with pq.ParquetFile(pa.BufferReader(path.read_bytes())) as file:
-        return file.read(columns, use_threads=False)
-
-
-def read_answers(path: Path) -> Answers:
-    """What an index holds of one file of examples, from the file.
-
-    Raises:
-        OSError, pyarrow.ArrowException, ValueError: if it is missing, cut or not ours.
-    """
-    table = read_columns(path, ["example_id", "correct"])
-    if table.num_columns != 2 or any(column.null_count for column in table.columns):
-        raise ValueError(f"{path} lacks ids or answers")
-    correct = table["correct"].to_numpy().astype(np.bool_, casting="no")
-    return Answers(Ids(table["example_id"].to_pylist()), correct)
-
-
 def _stamps(folder: Path, suffix: str) -> dict[str, Stamp]:
-    """The stamp of every file with the suffix, by its name without it."""
+    """The stamp of every file with the suffix, by its name without it; hidden files (``._x.json``) are not ours."""
     found: dict[str, Stamp] = {}
     if not folder.is_dir():
         return found
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.endswith(suffix):
+            if entry.name.endswith(suffix) and not entry.name.startswith("."):
                 try:
                     about = entry.stat()
                 except FileNotFoundError:  # removed since the folder was listed
@@ -232,7 +186,7 @@ def _gathered(folder: Path, keys: Sequence[str], stamps: Stamps, read: Callable[
         packed = None
         if record["status"] == "ok":
             try:
-                answers = read_answers(examples / f"{key}.parquet")
+                answers = read_answers((examples / f"{key}.parquet").read_bytes(), record.get("examples_sha256"))
                 ids.put(row, answers.ids, answers.ids)
                 packed = np.packbits(answers.correct).tobytes()
             except (OSError, pa.ArrowException, ValueError, TypeError):
@@ -260,9 +214,13 @@ def _flat(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _read_index(path: Path) -> pa.Table | None:
-    """The stored index; None if there is none, or it is cut, or another version's."""
+    """The stored index; None if there is none, or it is damaged, or another version's."""
     try:
-        table = pq.ParquetFile(path, page_checksum_verification=True).read()
+        content = path.read_bytes()
+        content, seal = content[:-_SEAL], content[-_SEAL:]
+        if hashlib.sha256(content).digest() != seal:
+            return None
+        table = pq.ParquetFile(pa.BufferReader(content)).read()
     except (OSError, pa.ArrowException):
         return None
     ours = (table.schema.metadata or {}).get(b"icrbench-index") == FORMAT
@@ -278,10 +236,10 @@ def _write_index(path: Path, table: pa.Table) -> None:
         row_group_size=max(table.num_rows, 1),
         compression="zstd",
         dictionary_pagesize_limit=2**30,  # one dictionary a column, whatever its size
-        write_page_checksum=True,
     )
+    content = sink.getvalue().to_pybytes()
     with suppress(UserError):  # a folder that may only be read: its reports take longer, and that is all
-        write_atomic(path, sink.getvalue().to_pybytes())
+        write_atomic(path, content + hashlib.sha256(content).digest())
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:

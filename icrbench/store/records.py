@@ -1,13 +1,22 @@
-"""What is stored of a cell: its record, its identity and the columns of its example rows."""
+"""What is stored of a cell: its record, its identity and the columns of its example rows.
 
-import hashlib
+A record is JSON that ends with the hash of all that stands before it, and holds the hash of the file of its rows: no
+change of either passes unseen. Records of schema 1, which icrbench wrote before, have no hashes; they are read, and
+what can be checked of them is: their key, their types, their accuracy.
+"""
+
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, NotRequired, TypedDict
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, NotRequired, TypedDict, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+from icrbench.util.cache import check_seal, key_of, sealed
+from icrbench.util.files import cannot_read
+
+SCHEMA_VERSION = 2
 FIT = ("method", "code", "model", "pools", "target", "seed")
 """The part of a cell's identity that can change its fit; the protocol does through the pools alone."""
 
@@ -28,7 +37,7 @@ EXAMPLE_SCHEMA = pa.schema(
 
 def identity_key(identity: Mapping[str, Any]) -> str:
     """A short name for an identity, the same wherever it is computed."""
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    return key_of(identity)
 
 
 class Cell(TypedDict):
@@ -59,6 +68,9 @@ class DataSummary(TypedDict):
     kind: Literal["hub", "local", "demo"]
     location: str
     revision: str | None
+    """As asked for: a commit, or a name whose commit may change."""
+    resolved: NotRequired[str | None]
+    """The hub's commit that it stood for; None where there was no hub to ask."""
     sha256: dict[str, str]
     n_test_full: int
     limit: int | None
@@ -74,6 +86,7 @@ class Result(TypedDict):
     truncated: int
     seconds_score: float
     seconds_fit: float
+    """This and the next three are what the fit costs from nothing, whatever was in a cache."""
     fit_sequences: NotRequired[int]
     """Sequences through the model while fitting; records written before it was counted lack it, and what follows."""
     fit_tokens: NotRequired[int]
@@ -84,6 +97,8 @@ class Result(TypedDict):
     below_published: NotRequired[Mapping[str, tuple[float | None, float | None]]]
     """Sizes that are below those published, which are the defaults: the value and the published; null is no limit."""
     fit_peak_bytes: NotRequired[int | None]
+    fit_taken: NotRequired[dict[str, Any]]
+    """What the fit really took: the same four, less of what was there already."""
     cached_parameters: int
     cached_formula: NotRequired[str]
     prompt_tokens: int
@@ -109,12 +124,111 @@ class CellRecord(TypedDict):
     """All that can change the result; two identities never share a row of a table."""
     task: TaskSummary
     data: DataSummary
+    fit: NotRequired[str | None]
+    """Hash of the stored fit that the cell was scored with; None for a method that has none."""
     result: Result | None
     error: Failure | None
     environment: dict[str, Any]
     started: str
     finished: str
+    examples_sha256: NotRequired[str | None]
+    """Of ``examples/<key>.parquet``; None for a failed cell."""
 
 
 class UnreadableRecord(Exception):
-    """A file of the store that is cut, missing or not ours; the message names it."""
+    """A file of the store that is damaged, missing or not ours; the message names it."""
+
+
+def record_text(record: CellRecord) -> bytes:
+    """The content of ``cells/<key>.json``.
+
+    Raises:
+        ValueError: for a number that is not finite.
+        TypeError: if the record holds something JSON cannot.
+    """
+    return sealed(record)
+
+
+def read_record(path: Path) -> CellRecord:
+    """Read ``cells/<key>.json`` and check all of it.
+
+    Raises:
+        UnreadableRecord: if it is cut, not ours, or was changed by as little as a space.
+        UserError: if it may not be read.
+    """
+    try:
+        text = path.read_bytes()
+        record = _DECODER.decode(text.decode())
+    except PermissionError as error:
+        raise cannot_read(path, error) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnreadableRecord(f"{path} is not readable as json") from error
+    if not isinstance(record, dict) or not CellRecord.__required_keys__ <= record.keys():
+        raise UnreadableRecord(f"{path} is not a record of icrbench")
+    if record["schema"] not in (1, SCHEMA_VERSION):
+        raise UnreadableRecord(f"{path} has schema {record['schema']}, this version reads 1 and {SCHEMA_VERSION}")
+    if record["key"] != path.stem:
+        raise UnreadableRecord(f"{path} holds the record of another cell ({record['key']})")
+    try:
+        if record["schema"] == SCHEMA_VERSION or "sha256" in record:
+            check_seal(text)
+            del record["sha256"]
+        _check(record)
+    except ValueError as error:
+        raise UnreadableRecord(f"{path} is damaged ({error})") from error
+    return cast(CellRecord, record)
+
+
+def _check(record: Mapping[str, Any]) -> None:
+    """Refuse values of other types than were written, and values that contradict each other."""
+    _check_types("the record", record, CellRecord)
+    for name, kind in (("cell", Cell), ("task", TaskSummary), ("data", DataSummary)):
+        _check_types(name, record[name], kind)
+    if identity_key(record["identity"]) != record["key"]:
+        raise ValueError("its key is not that of its identity")
+    result, error = record["result"], record["error"]
+    if (result is None, error is None) != ((False, True) if record["status"] == "ok" else (True, False)):
+        raise ValueError("status, result and error disagree")
+    if error is not None:
+        _check_types("error", error, Failure)
+    if result is not None:
+        _check_types("result", result, Result)
+        if not 0 <= result["correct"] <= result["n"] or not result["n"]:
+            raise ValueError("it has other than 0 to n right answers")
+        if result["accuracy"] != result["correct"] / result["n"]:
+            raise ValueError("its accuracy is not that of its right answers")
+
+
+def _check_types(what: str, values: Mapping[str, Any], kind: Any) -> None:
+    types = _TYPES[kind]
+    for name, value in values.items():
+        if name in types and type(value) not in types[name]:
+            raise ValueError(f"{name} of {what} is of another type")
+    for name in kind.__required_keys__:
+        if name not in values:
+            raise ValueError(f"{what} has no {name}")
+
+
+def _types(hint: Any) -> tuple[type, ...]:
+    """The types of the values that a field of a record holds."""
+    inner = get_args(hint)
+    if get_origin(hint) is Literal:
+        return (str,)
+    if get_origin(hint) is NotRequired or isinstance(hint, UnionType):
+        return tuple(kind for item in inner for kind in _types(item))
+    if get_origin(hint) is dict or is_typeddict(hint):
+        return (dict,)
+    return {float: (float, int), None: (NoneType,)}.get(hint, (hint,))
+
+
+_TYPES = {
+    kind: {name: _types(hint) for name, hint in get_type_hints(kind).items()}
+    for kind in (Cell, TaskSummary, DataSummary, Result, Failure, CellRecord)
+}
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)

@@ -8,7 +8,7 @@ far as it agrees with the files, and may be deleted at any time (``icrbench/stor
 """
 
 import fcntl
-import json
+import hashlib
 import os
 import platform
 import warnings
@@ -20,12 +20,20 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from icrbench.store.index import Answers, Index, gather, read_answers, read_columns
-from icrbench.store.records import EXAMPLE_SCHEMA, FIT, SCHEMA_VERSION, CellRecord, UnreadableRecord, identity_key
+from icrbench.store.index import Index, gather
+from icrbench.store.records import (
+    EXAMPLE_SCHEMA,
+    FIT,
+    CellRecord,
+    UnreadableRecord,
+    identity_key,
+    read_record,
+    record_text,
+)
+from icrbench.store.rows import Answers, read_answers, read_rows, rows_file
 from icrbench.util.errors import UserError
-from icrbench.util.files import atomic_path, write_atomic
+from icrbench.util.files import cannot_read, remove_abandoned, write_atomic
 
 FOLDERS = ("cells", "examples", "fitted", "locks", "index")
 """What a store keeps below its folder."""
@@ -43,7 +51,7 @@ class Store:
         self._index: Index | None = None
 
     def check_writable(self) -> None:
-        """Fail now, not after hours of work, if results could not be saved.
+        """Fail now, not after hours of work, if results could not be saved; clear up after killed runs.
 
         Raises:
             UserError: if the folder cannot be made or written.
@@ -52,6 +60,8 @@ class Store:
             probe = self.folder / name / f"probe-{platform.node()}-{os.getpid()}"
             write_atomic(probe, b"")
             probe.unlink()
+        for name in FOLDERS:
+            remove_abandoned(self.folder / name)
 
     def write(self, record: CellRecord, examples: Sequence[Mapping[str, Any]] | pa.Table | None) -> None:
         """Save one cell: its examples first, its record last.
@@ -65,26 +75,28 @@ class Store:
             TypeError: if the record holds something json cannot.
             UserError: if the folder cannot be written.
         """
-        ok = record["status"] == "ok"
+        ok, key = record["status"] == "ok", record["key"]
         if ok != (examples is not None) or ok != (record["result"] is not None):
-            raise ValueError(f"cell {record['key']}: a result and examples belong to status ok, and only to it")
+            raise ValueError(f"cell {key}: a result and examples belong to status ok, and only to it")
+        rows = None if examples is None else rows_file(examples)
+        digest = None if rows is None else hashlib.sha256(rows).hexdigest()
         # Before any file is touched: a value that json refuses must not leave half a cell behind.
-        text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        target = self._examples_path(record["key"])
-        if examples is None:
-            write_atomic(self._cell_path(record["key"]), text)
+        text = record_text({**record, "examples_sha256": digest})
+        target = self._examples_path(key)
+        if rows is None:
+            write_atomic(self._cell_path(key), text)
             target.unlink(missing_ok=True)  # rows of an earlier, successful run of the same cell
             return
-        rows = examples if isinstance(examples, pa.Table) else pa.Table.from_pylist(list(examples), EXAMPLE_SCHEMA)
-        rows = rows.select(EXAMPLE_SCHEMA.names).cast(EXAMPLE_SCHEMA)
-        if record["result"] is not None and rows.num_rows != record["result"]["n"]:
-            raise ValueError(f"cell {record['key']}: {rows.num_rows} examples, but n is {record['result']['n']}")
-        with atomic_path(target) as temporary:
-            pq.write_table(rows, temporary)
-        write_atomic(self._cell_path(record["key"]), text)
+        _check_agreement(record, read_answers(rows, digest))
+        write_atomic(target, rows)
+        write_atomic(self._cell_path(key), text)
 
     def completed(self, key: str) -> CellRecord | None:
-        """The cell's record if it succeeded and both its files can be read; damage is warned of, and is absence."""
+        """The cell's record if it succeeded and both its files are whole; damage is warned of, and is absence.
+
+        Raises:
+            UserError: if a file may not be read.
+        """
         if not self._cell_path(key).exists():
             return None
         try:
@@ -93,11 +105,12 @@ class Store:
                 return None
             path = self._examples_path(key)
             try:
-                found = pq.read_metadata(path).num_rows
-            except (OSError, pa.ArrowException) as error:
-                raise UnreadableRecord(f"{path} is missing or cut short") from error
-            if record["result"] is None or found != record["result"]["n"]:
-                raise UnreadableRecord(f"{path} has {found} rows, which is not what its record says")
+                answers = read_answers(path.read_bytes(), record.get("examples_sha256"))
+                _check_agreement(record, answers)
+            except PermissionError as error:
+                raise cannot_read(path, error) from error
+            except (OSError, pa.ArrowException, ValueError) as error:
+                raise UnreadableRecord(f"{path} is missing or damaged") from error
         except UnreadableRecord as error:
             warnings.warn(f"{error}: the cell will be run again.", stacklevel=2)
             return None
@@ -106,7 +119,7 @@ class Store:
     @property
     def empty(self) -> bool:
         """Whether there are no records, which ``records`` takes for an error."""
-        return not any((self.folder / "cells").glob("*.json"))
+        return not any(not path.name.startswith(".") for path in (self.folder / "cells").glob("*.json"))
 
     def records(self) -> list[CellRecord]:
         """Every record, in the order of the keys, as the files are now. They share parts: change none of them.
@@ -149,12 +162,13 @@ class Store:
             UserError: if the file is missing, cut or not ours.
         """
         path = self._examples_path(key)
-        schema = pa.schema([EXAMPLE_SCHEMA.field(name) for name in columns])
         try:
-            table = read_columns(path, list(columns))
-            return table if table.schema.equals(schema) else table.cast(schema)
+            record = self._read(self._cell_path(key))
+            return read_rows(path.read_bytes(), record.get("examples_sha256"), columns)
+        except UnreadableRecord as error:
+            raise UserError(f"{error}: delete it and run again to replace it.") from error
         except (OSError, pa.ArrowException, ValueError) as error:
-            raise _unreadable_examples(path) from error
+            raise _unreadable_examples(path, error) from error
 
     def answers(self, record: CellRecord) -> Answers:
         """Which examples of a cell were answered right, as of the last call of ``records``.
@@ -162,17 +176,20 @@ class Store:
         Raises:
             UserError: if the file is missing, cut or not ours, holds an example twice, or disagrees with the record.
         """
-        key, result = record["key"], record["result"]
+        key = record["key"]
         answers = self._index.answers(key) if self._index else None
         if answers is None:
             path = self._examples_path(key)
             try:
-                answers = read_answers(path)
+                answers = read_answers(path.read_bytes(), record.get("examples_sha256"))
             except (OSError, pa.ArrowException, ValueError) as error:
-                raise _unreadable_examples(path) from error
-        correct = int(np.count_nonzero(answers.correct))
-        if result is None or (len(answers.ids), correct) != (result["n"], result["correct"]):
-            raise UserError(f"cells/{key}.json and examples/{key}.parquet disagree: delete both and run again.")
+                raise _unreadable_examples(path, error) from error
+        try:
+            _check_agreement(record, answers)
+        except ValueError as error:
+            raise UserError(
+                f"cells/{key}.json and examples/{key}.parquet disagree: delete both and run again."
+            ) from error
         if answers.repeated:
             raise UserError(f"examples/{key}.parquet has an example twice: delete it and run again.")
         return answers
@@ -238,18 +255,18 @@ class Store:
 
     @staticmethod
     def _read(path: Path) -> CellRecord:
-        try:
-            record = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise UnreadableRecord(f"{path} is not readable as json") from error
-        if not isinstance(record, dict) or not CellRecord.__required_keys__ <= record.keys():
-            raise UnreadableRecord(f"{path} is not a record of icrbench")
-        if record["schema"] != SCHEMA_VERSION:
-            raise UnreadableRecord(f"{path} has schema {record['schema']}, this version reads {SCHEMA_VERSION}")
-        if record["key"] != path.stem:
-            raise UnreadableRecord(f"{path} holds the record of another cell ({record['key']})")
-        return cast(CellRecord, record)
+        return read_record(path)
 
 
-def _unreadable_examples(path: Path) -> UserError:
-    return UserError(f"{path} is missing, cut short or not ours: delete cells/{path.stem}.json and run again.")
+def _check_agreement(record: CellRecord, answers: Answers) -> None:
+    """Refuse a record whose numbers are not those of its rows."""
+    result, correct = record["result"], int(np.count_nonzero(answers.correct))
+    if result is None or (len(answers.ids), correct) != (result["n"], result["correct"]):
+        wanted = "no result" if result is None else f"n is {result['n']}, {result['correct']} right"
+        raise ValueError(f"cell {record['key']}: {len(answers.ids)} examples, {correct} right, but {wanted}")
+
+
+def _unreadable_examples(path: Path, error: Exception) -> UserError:
+    if isinstance(error, PermissionError):
+        return cannot_read(path, error)
+    return UserError(f"{path} is missing, damaged or not ours: delete cells/{path.stem}.json and run again.")

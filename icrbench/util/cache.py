@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from icrbench.util.errors import UserError
-from icrbench.util.files import atomic_folder, remove, remove_abandoned
+from icrbench.util.files import atomic_folder, cannot_read, remove, remove_abandoned
 from icrbench.util.progress import note
 
 DESCRIPTION = "contents.json"
@@ -63,7 +63,7 @@ def key_of(identity: Mapping[str, Any]) -> str:
 
 
 def sealed(content: Mapping[str, Any]) -> bytes:
-    """JSON text that ends with the hash of all that stands before it.
+    """JSON text that ends with the hash of all that stands before it, as ``sha256``.
 
     Raises:
         ValueError: for a number that is not finite.
@@ -77,8 +77,8 @@ def sealed(content: Mapping[str, Any]) -> bytes:
     return body + _MARK + hashlib.sha256(body).hexdigest().encode() + b'"\n}\n'
 
 
-def unsealed(text: bytes) -> dict[str, Any]:
-    """Parse what `sealed` gave.
+def check_seal(text: bytes) -> None:
+    """Refuse what `sealed` did not give.
 
     Raises:
         ValueError: if it is anything else, by as little as a space.
@@ -88,6 +88,15 @@ def unsealed(text: bytes) -> dict[str, Any]:
         raise ValueError("it does not end with a hash")
     if seal != hashlib.sha256(body).hexdigest().encode() + b'"\n}\n':
         raise ValueError("it was changed after it was written")
+
+
+def unsealed(text: bytes) -> dict[str, Any]:
+    """Parse what `sealed` gave.
+
+    Raises:
+        ValueError: as `check_seal`.
+    """
+    check_seal(text)
     content: dict[str, Any] = json.loads(text)
     return content
 
@@ -180,7 +189,7 @@ def verified(folder: Path, description: str = DESCRIPTION) -> Mapping[str, Any]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UserError(f"cannot read {error.filename or folder} ({error.strerror}): ask its owner for it.") from error
+        raise cannot_read(folder, error) from error
     _SEEN[source] = (stamps, about)
     return about
 

@@ -151,6 +151,11 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def cannot_read(path: Path, error: OSError) -> UserError:
+    """What to say of a file that may not be read, which is not damaged for all that."""
+    return UserError(f"cannot read {error.filename or path} ({error.strerror}): ask its owner for it.")
+
+
 def _cannot_write(path: Path, error: OSError) -> UserError:
     return UserError(f"cannot write {path} ({error.strerror or error}): make room, or choose another folder.")
 

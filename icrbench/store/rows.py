@@ -1,0 +1,88 @@
+"""The example rows of a cell: one small Parquet file, whose hash is in the cell's record."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from icrbench.store.records import EXAMPLE_SCHEMA
+
+_ANSWERS = ("gold", "prediction", "correct")
+
+
+class Ids(tuple[str, ...]):
+    """The ids of a cell's examples, in the order of the test set; hashed and checked once, not for every cell."""
+
+    @cached_property
+    def place(self) -> dict[str, int]:
+        """Where each id stands."""
+        return {name: place for place, name in enumerate(self)}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The examples of one cell, and which were answered right."""
+
+    ids: Ids
+    """The same object for all cells of an index with the same examples."""
+    correct: npt.NDArray[np.bool_]
+
+    @property
+    def repeated(self) -> bool:
+        """Some example is there twice."""
+        return len(self.ids.place) < len(self.ids)
+
+
+def rows_file(rows: Sequence[Mapping[str, Any]] | pa.Table) -> bytes:
+    """The content of ``examples/<key>.parquet``, with a checksum of every page.
+
+    Args:
+        rows: with the columns of `EXAMPLE_SCHEMA`, in the order of the test set.
+    """
+    table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), EXAMPLE_SCHEMA)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.select(EXAMPLE_SCHEMA.names).cast(EXAMPLE_SCHEMA), sink, write_page_checksum=True)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def read_rows(content: bytes, sha256: str | None, columns: Sequence[str] = EXAMPLE_SCHEMA.names) -> pa.Table:
+    """Columns of a file of rows, all of whose bytes are checked.
+
+    Args:
+        content: of the file.
+        sha256: of the content, as the record has it; None for records of schema 1, which have none.
+        columns: some of `EXAMPLE_SCHEMA`, in its order.
+
+    Raises:
+        pyarrow.ArrowException, OSError, ValueError: if it was changed, is cut or not ours, or an answer is marked
+            otherwise than as prediction and gold say.
+    """
+    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+        raise ValueError("it was changed after it was written")
+    wanted = list(dict.fromkeys([*columns, *_ANSWERS]))
+    # One read and no threads: opening a file costs more than what is in it.
+    with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
+        table = file.read(wanted, use_threads=False)
+    if table.num_columns != len(wanted) or any(table[name].null_count for name in _ANSWERS):
+        raise ValueError("it lacks columns or answers")
+    if not pc.equal(table["correct"], pc.equal(table["prediction"], table["gold"])).to_numpy().all():
+        raise ValueError("it marks answers otherwise than as prediction and gold say")
+    schema = pa.schema([EXAMPLE_SCHEMA.field(name) for name in columns])
+    table = table.select(list(columns))
+    return table if table.schema.equals(schema) else table.cast(schema)
+
+
+def read_answers(content: bytes, sha256: str | None) -> Answers:
+    """Which examples of a file of rows were answered right; arguments and errors as of `read_rows`."""
+    table = read_rows(content, sha256, ["example_id", "correct"])
+    if table["example_id"].null_count:
+        raise ValueError("it lacks ids")
+    return Answers(Ids(table["example_id"].to_pylist()), table["correct"].to_numpy())
