@@ -54,7 +54,7 @@ def main() -> None:
             [f"{count:,}", f"{count * asked.rows:,}", which, *report(folder, Path(temporary) / "out")]
             for which in ("first", "again")
         ]
-        size = (folder / "index" / "cells.parquet").stat().st_size / 2**20
+        size = (folder / "index" / "cells").stat().st_size / 2**20
         print(f"\nicrbench report on a synthetic folder ({machine()}); its index: {size:.1f} MiB\n")
         header = ["cells", "example rows", "report", "seconds", "CPU seconds", "peak memory MiB"]
         print(tabulate(lines, header, floatfmt=".1f"))

@@ -1,14 +1,12 @@
 """Synthetic records for the tests of the store and of the reports."""
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from icrbench.store.records import CellRecord
+from icrbench.store.records import SCHEMA_VERSION, CellRecord, identity_key
 from icrbench.store.store import Store
 
 N = 40  # examples of a cell that `fill` writes
@@ -59,8 +57,8 @@ def record(
         "prompt_tokens": 10,
     }
     made: Any = {
-        "schema": 1,
-        "key": hashlib.sha256(json.dumps(full_identity, sort_keys=True).encode()).hexdigest()[:16],
+        "schema": SCHEMA_VERSION,
+        "key": identity_key(full_identity),
         "status": "failed" if error else "ok",
         "cell": {
             "method": method,

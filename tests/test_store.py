@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from icrbench.store import store as store_module
 from icrbench.store.records import EXAMPLE_SCHEMA
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError
+from icrbench.util.files import write_atomic
 from records import add, record, rows
 
 RIGHT = (True, False, True)
@@ -27,12 +29,12 @@ def test_what_is_written_is_read(store: Store) -> None:
     made = record("sst2", "icr", 0, RIGHT, error=None)
     made["environment"]["machine"] = "ünïcode ☃"
     store.write(made, rows("sst2", RIGHT))
-    assert store.records() == [made]
+    file = store.folder / "examples" / f"{made['key']}.parquet"
+    assert store.records() == [{**made, "examples_sha256": hashlib.sha256(file.read_bytes()).hexdigest()}]
     assert store.completed(made["key"])
     read = store.examples(made["key"])
     assert read["correct"].tolist() == list(RIGHT)
     assert read["option_logits"].iloc[0].tolist() == [0.0, 1.5]
-    file = store.folder / "examples" / f"{made['key']}.parquet"
     assert pq.read_schema(file).equals(EXAMPLE_SCHEMA)
     frame = store.frame()
     assert frame.loc[0, "accuracy"] == pytest.approx(2 / 3)
@@ -67,7 +69,9 @@ def test_unknown_cell_is_not_completed_and_says_nothing(store: Store) -> None:
 
 def test_crash_between_examples_and_record(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(path: Path, content: str) -> None:
-        raise KeyboardInterrupt
+        if path.suffix == ".json":
+            raise KeyboardInterrupt
+        write_atomic(path, content)
 
     made = record("sst2", "icr", 0, RIGHT)
     with monkeypatch.context() as patch:
@@ -124,7 +128,7 @@ def test_record_under_another_name_or_schema(store: Store) -> None:
 
 def test_rows_that_do_not_match_the_record(store: Store) -> None:
     made = record("sst2", "icr", 0, RIGHT)
-    with pytest.raises(ValueError, match="2 examples, but n is 3"):
+    with pytest.raises(ValueError, match="2 examples, 1 right, but n is 3"):
         store.write(made, rows("sst2", RIGHT[:2]))
     with pytest.raises(ValueError, match="status ok"):
         store.write(made, None)
@@ -133,7 +137,7 @@ def test_rows_that_do_not_match_the_record(store: Store) -> None:
         pa.Table.from_pylist(rows("sst2", RIGHT[:1]), EXAMPLE_SCHEMA),
         store.folder / "examples" / f"{made['key']}.parquet",
     )
-    with pytest.warns(UserWarning, match="1 rows"):
+    with pytest.warns(UserWarning, match=r"parquet is missing or damaged"):
         assert not store.completed(made["key"])
 
 

@@ -8,8 +8,8 @@ import numpy.typing as npt
 from icrbench.report import moments as task_moments
 from icrbench.report import stats
 from icrbench.report.groups import Group
-from icrbench.store.rows import Answers, Ids
 from icrbench.store.records import CellRecord
+from icrbench.store.rows import Answers, Ids
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError
 

@@ -1,10 +1,6 @@
-"""What makes a result the same result: everything that can change its number, and the code that computes it."""
+"""What a cell's result depends on: two results with the same identity are the same result."""
 
-import hashlib
-import sys
 from functools import cache
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from icrbench.backbone import Backbone
@@ -13,13 +9,11 @@ from icrbench.method import Method
 from icrbench.protocol import Datasets
 from icrbench.runner.plan import Cell
 from icrbench.scoring.prompting import MAX_QUERY_TOKENS
-
-# What these compute is in every number; reports, the command line and the store are not in any.
-COMPUTING = ("backbone", "data", "scoring", "toolkit", "method.py", "model_names.py", "protocol.py", "randomness.py")
+from icrbench.util.code import core, hash_sources, libraries, own_sources
 
 
 def cell_identity(cell: Cell, backbone: Backbone, datasets: Datasets, rules: Rules) -> dict[str, Any]:
-    """Everything that can change a cell's result, as JSON values."""
+    """Everything that can change a cell's result, as JSON values; `store.records.identity_key` names it."""
     data, method = datasets.data[cell.task], cell.method.method
     return {
         "method": {"name": method.name, "hyperparameters": method.hyperparameters()},
@@ -40,30 +34,13 @@ def cell_identity(cell: Cell, backbone: Backbone, datasets: Datasets, rules: Rul
 
 
 @cache
-def code_identity(kind: type[Method]) -> dict[str, Any]:
-    """What a result depends on beside its configuration: the code that computes it and the numeric libraries.
+def code_identity(kind: type[Method]) -> dict[str, str]:
+    """The code and the libraries that compute a method's results.
 
     Read once a process: what is edited while it runs is not what it runs.
+
+    Raises:
+        UserError: for a method that is defined in no file.
     """
-    here = Path(__file__).parent.parent
-    own = {_method_source(base) for base in kind.__mro__ if issubclass(base, Method) and base is not Method}
-    return {
-        "core": _hash_sources([here / name for name in COMPUTING]),
-        "method": _hash_sources(sorted(own)),
-        **{name: metadata.version(name) for name in ("torch", "transformers", "sentence-transformers")},
-    }
-
-
-def _method_source(kind: type[Method]) -> Path:
-    """The file of a method, or its folder if it has one to itself."""
-    source = Path(str(sys.modules[kind.__module__].__file__))
-    package = source.parent
-    return package if (package / "__init__.py").exists() and package.parent.name == "methods" else source
-
-
-def _hash_sources(paths: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(file.name.encode() + file.read_bytes())
-    return digest.hexdigest()[:16]
+    modules = {base.__module__ for base in kind.__mro__ if issubclass(base, Method) and base is not Method}
+    return {"core": core(), "method": hash_sources(own_sources(sorted(modules))), **libraries()}

@@ -144,7 +144,7 @@ class Store:
                     "key": record["key"],
                     "status": record["status"],
                     **record["cell"],
-                    **(record["result"] or {}),
+                    **cast(dict[str, Any], record["result"] or {}),
                 }
                 for record in self.records()
             ]

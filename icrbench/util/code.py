@@ -16,7 +16,7 @@ from pathlib import Path
 from icrbench.util.errors import UserError
 
 PACKAGE = Path(__file__).parent.parent
-COMPUTING = ("backbone", "data", "scoring", "toolkit", "method.py", "protocol.py", "randomness.py")
+COMPUTING = ("backbone", "data", "scoring", "toolkit", "method.py", "model_names.py", "protocol.py", "randomness.py")
 """Folders and files below the package; what one of them or a method imports lies here or in ``util`` (a test)."""
 LIBRARIES = ("torch", "transformers", "sentence-transformers")
 _METHODS = "icrbench.methods"
@@ -73,10 +73,9 @@ def own_sources(modules: Iterable[str], *, packages: bool = True) -> list[tuple[
     """
     found: dict[Path, str] = {}
     for module in modules:
-        home = _home(module)
-        roots = dict(
-            [home, (_METHODS, Path(sys.modules[_METHODS].__path__[0]).resolve())] if _METHODS in sys.modules else [home]
-        )
+        roots = dict([_home(module)])
+        if _METHODS in sys.modules:
+            roots[_METHODS] = Path(sys.modules[_METHODS].__path__[0]).resolve()
         queue = [_file_of(module)]
         while queue:
             file = queue.pop()
