@@ -5,23 +5,22 @@ The results folder is synthetic: records and rows of the real size and shape, an
 
 import argparse
 import hashlib
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from tabulate import tabulate
 
 from icrbench.data.find_tasks import get_tasks
 from icrbench.runner.environment import machine
-from icrbench.store.records import EXAMPLE_SCHEMA
+from icrbench.store.records import EXAMPLE_SCHEMA, SCHEMA_VERSION, CellRecord, identity_key, record_text
+from icrbench.store.rows import rows_file
 
 MODELS = 20
 FULL = 100_000
@@ -83,17 +82,13 @@ def synthesise(folder: Path, cells: int, rows: int, seeds: int) -> int:
     for model in range(MODELS):
         for label, number in [("zero_shot", None), *((f"icr:rank={n + 1}", n) for n in range(labels))]:
             for task in tasks:
-                seeds_run = [None] if number is None else list(range(seeds))
-                # One record in full, the others by replacing what differs: the folder is not what is measured.
-                text = json.dumps(_record(f"model-{model}", label, number, task, rows), indent=1) + "\n"
-                for seed in seeds_run:
-                    key = hashlib.sha256(f"{model} {label} {task.name} {seed}".encode()).hexdigest()[:16]
+                record = _record(f"model-{model}", label, number, task, rows)
+                for seed in [None] if number is None else range(seeds):
+                    key = identity_key({**record["identity"], "seed": seed})
                     correct, parquet = answers[task.name][int(key[:4], 16) % VARIANTS]
-                    own = text
-                    for name, value in _own(key, seed, correct, rows).items():
-                        own = own.replace(f'"<{name}>"', json.dumps(value))
+                    text = record_text(_filled(record, key, seed, correct, rows, parquet))
                     (folder / "examples" / f"{key}.parquet").write_bytes(parquet)
-                    (folder / "cells" / f"{key}.json").write_text(own)
+                    (folder / "cells" / f"{key}.json").write_bytes(text)
                     written += 1
     return written
 
@@ -104,29 +99,30 @@ def _answers(task: str, rows: int) -> list[tuple[int, bytes]]:
     made = []
     for _ in range(VARIANTS):
         correct = rng.random(rows) < 0.4 + 0.2 * rng.random()
-        sink = pa.BufferOutputStream()
-        pq.write_table(_rows(task, correct), sink)
-        made.append((int(correct.sum()), sink.getvalue().to_pybytes()))
+        made.append((int(correct.sum()), rows_file(_rows(task, correct))))
     return made
 
 
-def _own(key: str, seed: int | None, correct: int, rows: int) -> dict[str, Any]:
-    """What only one record has."""
+def _filled(record: dict[str, Any], key: str, seed: int | None, correct: int, rows: int, parquet: bytes) -> CellRecord:
+    """The record of one cell."""
     clock = f"{int(key[:2], 16) % 60:02}:{int(key[2:4], 16) % 60:02}+00:00"
-    return {
+    own = {"accuracy": correct / rows, "correct": correct}
+    own |= {"seconds_score": int(key[:5], 16) / 1000, "prompt_tokens": int(key[5:9], 16)}
+    filled: Any = {
+        **record,
         "key": key,
-        "seed": seed,
-        "accuracy": correct / rows,
-        "correct": correct,
-        "seconds_score": int(key[:5], 16) / 1000,
-        "prompt_tokens": int(key[5:9], 16),
+        "cell": {**record["cell"], "seed": seed},
+        "identity": {**record["identity"], "seed": seed},
+        "result": {**record["result"], **own},
         "started": f"2026-11-30T09:{clock}",
         "finished": f"2026-11-30T10:{clock}",
+        "examples_sha256": hashlib.sha256(parquet).hexdigest(),
     }
+    return cast(CellRecord, filled)
 
 
 def _record(model: str, label: str, number: int | None, task: Any, rows: int) -> dict[str, Any]:
-    """A record of the real size and shape, with marks where ``_own`` goes."""
+    """A record of the real size and shape, less what ``_filled`` adds."""
     words = {
         "name": task.name,
         "role": task.role,
@@ -147,21 +143,18 @@ def _record(model: str, label: str, number: int | None, task: Any, rows: int) ->
         "target": None,
         "protocol": "paper",
         "clean": False,
-        "seed": "<seed>",
         "task": words,
         "test": {"sha256": hashlib.sha256(task.name.encode()).hexdigest(), "limit": rows},
         "scoring": {"max_query_tokens": 512},
     }
     return {
-        "schema": 1,
-        "key": "<key>",
+        "schema": SCHEMA_VERSION,
         "status": "ok",
         "cell": {
             "method": label.split(":")[0],
             "label": label,
             "model": model,
             "task": task.name,
-            "seed": "<seed>",
             "protocol": "paper",
             "clean": False,
         },
@@ -177,14 +170,10 @@ def _record(model: str, label: str, number: int | None, task: Any, rows: int) ->
             "contamination": {"pairs": {}, "clean": False},
         },
         "result": {
-            "accuracy": "<accuracy>",
             "n": rows,
-            "correct": "<correct>",
             "truncated": 0,
-            "seconds_score": "<seconds_score>",
             "seconds_fit": 282.275,
             "cached_parameters": 277064,
-            "prompt_tokens": "<prompt_tokens>",
         },
         "error": None,
         "environment": {
@@ -195,8 +184,6 @@ def _record(model: str, label: str, number: int | None, task: Any, rows: int) ->
             "dirty": False,
             "command": f"icrbench run --models {model} --data-dir /data --preset cpu --methods zero_shot,icr",
         },
-        "started": "<started>",
-        "finished": "<finished>",
     }
 
 

@@ -20,8 +20,8 @@ FLOORS = (
     {"methods"},
     {"store", "experiments"},
     {"report"},
-    {"run"},
-    {"analysis", "lm_eval"},
+    {"runner"},
+    {"analysis", "lm_eval", "api"},
     {"cli"},
     {"__init__"},
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from icrbench.registry import import_folder, methods
-from icrbench.run.identity import code_identity
+from icrbench.runner.identity import code_identity
 from icrbench.util import code
 from icrbench.util.cache import key_of
 from icrbench.util.code import COMPUTING, code_of, own_sources
@@ -60,6 +60,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("icrbench", "methods"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(code, "PACKAGE", tmp_path / "icrbench")
+    methods()
     for name, module in list(sys.modules.items()):
         if name.startswith("icrbench.methods") and module.__file__:
             monkeypatch.setattr(module, "__file__", str(tmp_path / Path(module.__file__).relative_to(ROOT)))

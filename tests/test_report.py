@@ -1,5 +1,6 @@
 import csv
 import io
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from icrbench.report.notes import notes
 from icrbench.report.text import render
 from icrbench.report.text.latex import PREAMBLE
 from icrbench.report.text.render import grids, latex, markdown, terminal
+from icrbench.store.rows import rows_file
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError
 from records import N, add, answers, fill, record, rows, store
@@ -101,7 +103,15 @@ def test_other_examples_are_refused(store: Store) -> None:
 
 
 def test_record_and_examples_that_disagree_are_refused(store: Store) -> None:
-    store.write(record("sst2", "icr", 0, answers(20)), rows("sst2", answers(21)))
+    made = record("sst2", "icr", 0, answers(20))
+    with pytest.raises(ValueError, match="21 right, but n is 40, 20 right"):
+        store.write(made, rows("sst2", answers(21)))
+    store.write(made, rows("sst2", answers(20)))
+    cell = store.folder / "cells" / f"{made['key']}.json"
+    older = {name: value for name, value in json.loads(cell.read_text()).items() if name != "sha256"}
+    older |= {"schema": 1, "examples_sha256": None}  # which had no hashes
+    cell.write_text(json.dumps(older))
+    (store.folder / "examples" / f"{made['key']}.parquet").write_bytes(rows_file(rows("sst2", answers(21))))
     with pytest.raises(UserError, match="disagree"):
         leaderboards(store)
 

@@ -348,7 +348,7 @@ def test_ctrl_c_between_the_two_files_of_a_cell(icrbench: Commands, monkeypatch:
     icrbench.run(tasks="sst2,mr", out="whole")
     with monkeypatch.context() as patch:
         patch.setattr(
-            "icrbench.store.store.write_atomic", nth_call(4 + 2, sys.modules["icrbench.store.store"].write_atomic)
+            "icrbench.store.store.write_atomic", nth_call(4 + 4, sys.modules["icrbench.store.store"].write_atomic)
         )
         icrbench.refused(icrbench.run(tasks="sst2,mr"), "interrupted")
     assert icrbench.run(tasks="sst2,mr").counts == (1, 1, 0)

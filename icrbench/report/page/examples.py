@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 from icrbench.report.leaderboard import Table
 from icrbench.store.records import CellRecord
 from icrbench.store.store import Store
-from icrbench.util.errors import UserError
 
 MOST_CELLS = 1_000
 MOST_PREDICTIONS = 3_000_000
@@ -60,11 +59,9 @@ def packed(tables: Sequence[Table], store: Store) -> list[dict[str, Any]]:
             if len(rows) != len(order) or places.null_count:
                 continue  # of a table without zero-shot, where nothing was paired: it counts as left out
             rows = rows.take(places)
-        gold, prediction, correct = (rows[name].to_numpy() for name in ("gold", "prediction", "correct"))
+        gold, prediction = (rows[name].to_numpy() for name in ("gold", "prediction"))
         if not entry["cells"]:
             entry["ids"], entry["gold"] = _ids(order.to_pylist()), _characters(gold)
-        if ((prediction == gold) != correct).any():  # the page tells right from wrong by comparing options
-            raise UserError(f"examples/{record['key']}.parquet contradicts itself: delete it and run again.")
         values, counts = _logits(rows["option_logits"])
         fits = values is not None and logits + len(values) <= MOST_LOGITS
         entry["cells"].append(
