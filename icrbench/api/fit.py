@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from icrbench.api.hub import fetch
 from icrbench.backbone import Backbone, make_batch
 from icrbench.backbone.batch import PaddingSide
 from icrbench.backbone.load import load_backbone, wrap
@@ -99,7 +100,7 @@ def load_fit(
     """Read a fit and put it on a model.
 
     Args:
-        source: the fit's folder (``OUT/fitted/METHOD-KEY``), or a hub id (``org/name``).
+        source: the fit's folder (``OUT/fitted/METHOD-KEY``), or a hub id (``org/name@revision``).
         model: a loaded transformers model, or what ``--models`` takes.
         tokenizer: of a loaded model.
         allow_model: also take other weights than those the fit was made on.
@@ -113,4 +114,5 @@ def load_fit(
         backbone = wrap(model, tokenizer)
     else:
         backbone = model if isinstance(model, Backbone) else load_backbone(model)
-    return Fit(backbone, Artefact.load(Path(source), backbone, allow_model=allow_model))
+    folder = Path(source) if Path(source).is_dir() or str(source).count("/") != 1 else fetch(str(source))
+    return Fit(backbone, Artefact.load(folder, backbone, allow_model=allow_model))

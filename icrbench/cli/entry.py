@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from icrbench import __version__
-from icrbench.cli import analyse, compare, demo, explain, export, lm_eval, report, run
+from icrbench.cli import analyse, compare, demo, explain, export, lm_eval, new, push, report, run
 from icrbench.cli import list as listing
 from icrbench.cli.options import Parser, one_line
 from icrbench.util.errors import UserError
 
 INTERRUPTED = 2  # like any run that did not do what was asked; what is finished is kept
-COMMANDS = (run, analyse, explain, listing, report, compare, export, lm_eval, demo)
+COMMANDS = (run, analyse, explain, listing, report, compare, export, push, lm_eval, new, demo)
 """Modules, each with ``add(commands)``: makes the command's parser and sets its ``command``."""
 
 

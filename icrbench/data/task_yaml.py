@@ -24,6 +24,9 @@ KEYS = (
 )
 
 
+OPTIONAL = ("version", "citation", "note", "choices")
+
+
 def read_task(path: Path) -> Task:
     """Read and check one task file.
 
@@ -32,6 +35,7 @@ def read_task(path: Path) -> Task:
     """
     top = read_yaml(path)
     top.only(*KEYS)
+    top.require(*(key for key in KEYS if key not in OPTIONAL))
     options = top.texts("options")
     choices = _choices(top, options)
     fields = _fields(top)
@@ -42,9 +46,9 @@ def read_task(path: Path) -> Task:
         name=_name(top),
         title=top.text("title"),
         role=_role(top),
-        version=top.number("version"),
+        version=top.number("version") if "version" in top else 1,
         license=top.text("license"),
-        citation=top.text("citation"),
+        citation=top.optional_text("citation") or "",
         template=top.text("template"),
         options=options,
         fields=fields,

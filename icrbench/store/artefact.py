@@ -68,16 +68,11 @@ class Artefact:
         write_atomic(folder / "fitted.json", json.dumps(description, indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
-    def load(cls, folder: Path, backbone: Backbone, *, allow_model: bool = False) -> Self:
-        """Read an artefact and check that it belongs to this model.
-
-        Args:
-            folder: where it is.
-            backbone: the model it is to be applied to.
-            allow_model: also take other weights than those it was fitted on.
+    def read(cls, folder: Path) -> Self:
+        """Read an artefact, whatever model it belongs to.
 
         Raises:
-            DamagedArtefact: if files are missing, damaged, of another format, or fitted on another model.
+            DamagedArtefact: if files are missing, damaged or of another format.
         """
         source = folder / "fitted.json"
         try:
@@ -96,13 +91,28 @@ class Artefact:
                 f"{folder} does not hold a fitted method that can be read ({problem}): delete it, and it is"
                 " fitted again."
             ) from error
-        here = backbone.identity()
+        return cls(method, type(method).fitted(config, tensors), model, cost)
+
+    @classmethod
+    def load(cls, folder: Path, backbone: Backbone, *, allow_model: bool = False) -> Self:
+        """Read an artefact and check that it belongs to this model.
+
+        Args:
+            folder: where it is.
+            backbone: the model it is to be applied to.
+            allow_model: also take other weights than those it was fitted on.
+
+        Raises:
+            DamagedArtefact: as `read`, or if it was fitted on another model.
+        """
+        artefact = cls.read(folder)
+        model, here = artefact.model, backbone.identity()
         if not allow_model and not same_weights(model, here):
             raise DamagedArtefact(
                 f"{folder} was fitted on {model.get('location')}@{model.get('revision')}, not on"
                 f" {here['location']}@{here['revision']}: use the model it was fitted on."
             )
-        return cls(method, type(method).fitted(config, tensors), model, cost)
+        return artefact
 
 
 def same_weights(stored: Mapping[str, Any], here: Mapping[str, Any]) -> bool:

@@ -38,6 +38,14 @@ class Section:
             if key not in known:
                 self.fail(key, str(unknown("key", key, known)))
 
+    def require(self, *needed: str) -> None:
+        """Refuse a section that lacks some of its keys, naming all of them at once."""
+        missing = [key for key in needed if key not in self._entries]
+        if len(missing) > 1:
+            self.fail(missing[0], f"this key is missing, and so are {', '.join(missing[1:])}: add them.")
+        if missing:
+            self.fail(missing[0], "this key is missing: add it.")
+
     def value(self, key: str) -> Any:
         """The value as YAML gives it."""
         if key not in self._entries:
