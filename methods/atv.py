@@ -118,7 +118,7 @@ class ATV(Trained):
         """Train the map on the domains' rows, then measure what it adds."""
         rows = [
             Labelled(pool.task, row)
-            for pool in chosen_domains(self, self.domains, data.pools)
+            for pool in chosen_domains(self, "domains", data.pools)
             for row in training_rows(pool, self.train_per_domain, rng)
         ]
         lessons = [Lesson(question) for question in Questions(backbone).zero_shot(rows)]

@@ -51,6 +51,7 @@ def untrained(model: Backbone) -> ICRFitted:
         "routing_scale": "attention",
         "alpha_scale": 0.8,
         "encoder": "minilm",
+        "embedding": "pipeline",
         "router": sizes,
     }
     state = {f"router.{name}": tensor for name, tensor in router.state_dict().items()}

@@ -12,7 +12,7 @@ from icr_overhead import RANK, untrained
 
 from icrbench.backbone import Backbone
 from icrbench.backbone.batch import make_batch
-from icrbench.methods.icr.objective import Weights, entropy, terms
+from icrbench.methods.icr.objective import Weights, depth_weights, entropy, terms
 from icrbench.methods.icr.router import HIDDEN, Router
 from icrbench.methods.icr.routing import Directions, routed
 from icrbench.methods.icr.training import Training, epoch_batches, train_router
@@ -22,9 +22,15 @@ from icrbench.toolkit.encoder import sentence_encoder
 from icrbench.toolkit.episodes import Labelled, Question, Questions
 
 COUNT = 32  # prompts a domain
-WEIGHTS = Weights(0.01, 0.001, 0.02, 3.0)
 HOW = Training(
-    epochs=2, batch_size=8, learning_rate=1e-3, weight_decay=0.01, clip=1.0, final_scale=0.8, length_groups=4
+    epochs=2,
+    batch_size=8,
+    learning_rate=1e-3,
+    weight_decay=0.01,
+    clip=1.0,
+    final_scale=0.8,
+    length_groups=4,
+    routing_scale="attention",
 )
 
 
@@ -34,8 +40,15 @@ def fresh_router(model: Backbone, layers: int) -> Router:
     return Router.initial(width, layers, RANK, model.dims.heads, HIDDEN, torch.Generator().manual_seed(0))
 
 
+def weights_of(model: Backbone, directions: Directions) -> Weights:
+    """The paper's."""
+    depth = depth_weights(directions.layers, model.dims.layers, 3.0, "model")
+    return Weights(0.01, 0.001, 0.02, depth, len(depth) / model.dims.layers)
+
+
 def train_without_trunk(model: Backbone, directions: Directions, prompts: list[Question]) -> None:
     """The direct way: every step runs all blocks, routed and unrouted."""
+    weights = weights_of(model, directions)
     router = fresh_router(model, len(directions.layers))
     optimizer = torch.optim.AdamW(router.parameters(), HOW.learning_rate, weight_decay=HOW.weight_decay)
     lengths = [len(item.prompt.tokens) for item in prompts]
@@ -51,7 +64,7 @@ def train_without_trunk(model: Backbone, directions: Directions, prompts: list[Q
                 logits = model.logits(batch.at_last(model.hidden_states(batch)))
             answers = torch.tensor([item.answer for item in items])
             optimizer.zero_grad()
-            terms(logits, answers, unrouted, alpha, gamma, WEIGHTS.deepest).total(WEIGHTS).backward()
+            terms(logits, answers, unrouted, alpha, gamma, weights).total(weights).backward()
             torch.nn.utils.clip_grad_norm_(router.parameters(), HOW.clip)
             optimizer.step()
 
@@ -67,10 +80,12 @@ def main() -> None:
         prompts += Questions(model).zero_shot(Labelled(pool.task, example) for example in examples)
     sentence_encoder("minilm")([item.prompt.text for item in prompts])  # the same for all sides
 
+    weights = weights_of(model, directions)
+
     def train(store: TrunkStore) -> None:
         router = fresh_router(model, len(directions.layers))
         rng = Randomness(0).python("order")
-        train_router(model, router, directions, store, HOW, WEIGHTS, "attention", "minilm", rng)
+        train_router(model, router, directions, store, HOW, weights, sentence_encoder("minilm"), rng)
 
     with tempfile.TemporaryDirectory() as folder:
         store = TrunkStore(model, directions.layers[0], [prompts], Path(folder))

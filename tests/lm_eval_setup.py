@@ -79,6 +79,7 @@ def random_icr(backbone: Backbone) -> ICRFitted:
         "routing_scale": "attention",
         "alpha_scale": 5.0,
         "encoder": "toy",
+        "embedding": "pipeline",
         "router": sizes,
     }
     return ICRFitted(config, {"directions.queries": directions.queries, "directions.keys": directions.keys, **state})

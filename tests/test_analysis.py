@@ -31,14 +31,22 @@ def test_importance_by_hand() -> None:
     alpha = torch.tensor([[[0.5, -0.1], [0.2, 0.0], [0.1, 0.1]], [[0.3, 0.1], [0.0, -0.2], [0.1, 0.1]]])
     gamma = torch.tensor([[[0.2, 0.4], [0.9, 0.9], [0.5, 0.5]], [[0.4, 0.2], [0.7, 0.7], [0.5, 0.5]]])
     found = importance(alpha, gamma)
-    gate = [0.3, 0.8, 0.5]
-    size = [0.25, 0.1, 0.1]
-    product = [(g - 0.3) / 0.5 * (s - 0.1) / 0.15 for g, s in zip(gate, size, strict=True)]
-    assert product == pytest.approx([0, 0, 0])  # each layer is lowest in one of the two
-    assert found["layer"] == pytest.approx([0, 0, 0])
+    assert found["layer"] == pytest.approx([0, 0, 0])  # for each query, each layer is lowest in one of the two
     torch.testing.assert_close(torch.tensor(found["head"]), torch.tensor([[0.3, 0.3], [0.8, 0.8], [0.5, 0.5]]))
     first = (0.5 * 0.3 + 0.2 * 0.9 + 0.1 * 0.5 + 0.3 * 0.3 + 0.0 * 0.7 + 0.1 * 0.5) / 6
     assert found["pid"][0] == pytest.approx(first)
+
+
+def test_layers_are_scaled_and_multiplied_query_by_query() -> None:
+    """Means of queries come last: the last query, which ranks no layer, is left out."""
+    size = [[0.1, 0.3, 0.5], [0.6, 0.4, 0.2], [0.3, 0.3, 0.3]]
+    gate = [[0.1, 0.5, 0.3], [0.5, 0.7, 0.2], [0.1, 0.5, 0.9]]
+    alpha = torch.tensor(size)[..., None] * torch.tensor([1.0, -1.0])
+    found = importance(alpha, torch.tensor(gate)[..., None])
+    first = [0, 0.5 * 1, 1 * 0.5]
+    second = [1 * 0.6, 0.5 * 1, 0]
+    expected = [(a / 1.0 + b / 1.1) / 2 for a, b in zip(first, second, strict=True)]
+    assert found["layer"] == pytest.approx(expected)
 
 
 def test_layer_importance_adds_up_to_one() -> None:
@@ -87,8 +95,8 @@ def test_latency_has_a_number_for_every_method_and_length() -> None:
 
 
 def test_the_command_stores_every_analysis(icrbench: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("method", "training", "bases"):
-        monkeypatch.setattr(f"icrbench.methods.icr.{module}.sentence_encoder", lambda name: ToyEncoder())
+    for module in ("method", "bases"):
+        monkeypatch.setattr(f"icrbench.methods.icr.{module}.sentence_encoder", lambda *_: ToyEncoder())
     tiny = "rank=2:prompts_per_domain=4:prompts_agnews=4:per_class=1:queries_per_set=4:train_per_domain=4:epochs=1"
     done = icrbench.run(command="analyse", methods=f"zero_shot,few_shot:per_class=1,icr:{tiny}", tasks="sst2,mr")
     assert done.code == 0, done.err

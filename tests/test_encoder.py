@@ -135,3 +135,12 @@ def test_random_vectors_are_the_same_everywhere() -> None:
     """Their value is part of every result made with them."""
     expected = [-0.0166919, -0.0006972, 0.0645289]
     assert sentence_encoder("random")(["a text"])[0, :3].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_pooled_vector_is_the_one_before_it_is_normalised() -> None:
+    texts = ["A text.", "Another, somewhat longer one about the weather."]
+    pooled, usual = sentence_encoder("minilm", "pooled")(texts), sentence_encoder("minilm")(texts)
+    torch.testing.assert_close(usual.norm(dim=1), torch.ones(2), atol=1e-5, rtol=0)
+    assert pooled.norm(dim=1).min() > 2
+    torch.testing.assert_close(pooled / pooled.norm(dim=1, keepdim=True), usual, atol=1e-5, rtol=1e-4)
+    assert sentence_encoder("minilm", "pooled").width == 384

@@ -271,8 +271,8 @@ def test_a_wrong_input_is_refused(task: str, words: str | None, fields: list[str
 
 
 def test_the_command_explains_a_stored_fit(icrbench: Commands, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for module in ("method", "training", "bases"):
-        monkeypatch.setattr(f"icrbench.methods.icr.{module}.sentence_encoder", lambda name: ToyEncoder())
+    for module in ("method", "bases"):
+        monkeypatch.setattr(f"icrbench.methods.icr.{module}.sentence_encoder", lambda *_: ToyEncoder())
     tiny = "rank=2:prompts_per_domain=4:prompts_agnews=4:per_class=1:queries_per_set=4:train_per_domain=4:epochs=1"
     with torch.inference_mode(False):
         assert icrbench.run(methods=f"icr:{tiny}").code == 0

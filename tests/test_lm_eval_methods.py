@@ -41,7 +41,7 @@ METHODS = ["icr", "last", "all", "predicting"]
 
 @pytest.fixture(autouse=True)
 def toy_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("icrbench.methods.icr.method.sentence_encoder", lambda _name: ToyEncoder())
+    monkeypatch.setattr("icrbench.methods.icr.method.sentence_encoder", lambda *_: ToyEncoder())
 
 
 def made(name: str, backbone: Backbone) -> Fitted:

@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Reading lm-eval's own fourteen thousand task names takes long, and none of them is asked for."""
     monkeypatch.setattr("lm_eval.tasks.TaskManager", functools.partial(TaskManager, include_defaults=False))
-    monkeypatch.setattr("icrbench.methods.icr.method.sentence_encoder", lambda _name: ToyEncoder())
+    monkeypatch.setattr("icrbench.methods.icr.method.sentence_encoder", lambda *_: ToyEncoder())
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

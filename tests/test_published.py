@@ -1,11 +1,22 @@
 """The paper's numbers: read whole, and checked against themselves."""
 
+import csv
 from collections import Counter
 from decimal import Decimal
+from importlib.resources import files
 
 from icrbench.model_names import known_models
 from icrbench.report.leaderboard import PAPER
-from icrbench.report.published import MODELS, PublishedRow, disagreements, find, published, published_model, tenth
+from icrbench.report.published import (
+    MODELS,
+    SOURCE,
+    PublishedRow,
+    disagreements,
+    find,
+    published,
+    published_model,
+    tenth,
+)
 
 
 def row(table: int, model: str, method: str, setting: str = "") -> PublishedRow:
@@ -22,6 +33,12 @@ def test_every_published_number_is_there() -> None:
     assert sorted(tables) == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15]
     assert row(1, "Qwen2.5-7B", "icr").printed["mr"] == "89.4"
     assert row(3, "Llama2-7B", "icr", "rank=8,basis=random_orthogonal").printed["near_ood"] == "48.1"
+
+
+def test_every_published_number_names_the_version_of_the_paper() -> None:
+    with files("icrbench.report").joinpath("published.csv").open(encoding="utf-8") as file:
+        assert {line["version"] for line in csv.DictReader(file)} == {"anonymous v2"}
+    assert "anonymous v2" in SOURCE
 
 
 def test_exactly_the_averages_that_do_not_follow_from_their_rows_are_flagged() -> None:

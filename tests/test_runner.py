@@ -299,8 +299,8 @@ def test_damaged_or_foreign_fits_stop_the_run(icrbench: Commands) -> None:
 
 @pytest.fixture
 def toy_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("method", "training", "bases"):
-        monkeypatch.setattr(f"icrbench.methods.icr.{module}.sentence_encoder", lambda name: ToyEncoder())
+    for module in ("method", "bases"):
+        monkeypatch.setattr(f"icrbench.methods.icr.{module}.sentence_encoder", lambda *_: ToyEncoder())
 
 
 def nth_call(wanted: int, function: Callable[..., Any]) -> Callable[..., Any]:

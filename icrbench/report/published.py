@@ -1,7 +1,9 @@
 """The numbers that the ICR paper prints, and what follows from them.
 
-Source: arXiv 2509.22854, Tables 1-5 and 7-15, typed in as they stand: ``published.csv`` holds one number a line (table,
-model, method, setting, column, value). Accuracies are in per cent. Table 16, a list of tokens, is not in it.
+Source: arXiv 2509.22854, Tables 1-5 and 7-15, typed in as they stand: ``published.csv`` holds one number a line
+(version of the paper, table, model, method, setting, column, value). The version of all of them is an anonymous
+manuscript under the title of v2 (docs/fidelity.md). Accuracies are in per cent. Table 16, a list of tokens, is not in
+it.
 
 Averages and collapse counts are recomputed here from the rows and never taken over: some of those printed do not
 follow from the accuracies beside them.
@@ -16,7 +18,7 @@ from importlib.resources import files
 
 from icrbench.report.leaderboard import PAPER
 
-SOURCE = "arXiv 2509.22854"
+SOURCE = "arXiv 2509.22854 (anonymous v2)"
 ROUNDING = Decimal("0.1")
 """How far rounding alone can take a printed average from its row: accuracies and average are each given to a tenth, so
 each is off by up to 0.05, and so is a mean of such accuracies."""

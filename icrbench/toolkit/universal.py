@@ -8,24 +8,27 @@ from icrbench.randomness import Randomness
 from icrbench.util.errors import unknown
 
 
-def chosen_domains(method: Method, domains: str, pools: Mapping[str, Pool]) -> list[Pool]:
+def is_chosen(name: str, domains: str) -> bool:
+    """Whether a task is among domains written as ``all`` or as names joined by ``+``."""
+    return domains == "all" or name in domains.split("+")
+
+
+def chosen_domains(method: Method, field: str, pools: Mapping[str, Pool]) -> list[Pool]:
     """The pools to learn from, in a fixed order.
 
     Args:
-        method: whose hyperparameter ``domains`` it is, for the error.
-        domains: ``all``, or some names joined by ``+``.
+        method: whose hyperparameter says which.
+        field: its name; its value is ``all``, or some names joined by ``+``.
         pools: train rows by task name.
 
     Raises:
         UserError: for a name that is not among the pools.
     """
-    if domains == "all":
-        return [pool for _, pool in sorted(pools.items())]
-    names = sorted(set(domains.split("+")))
-    for name in names:
+    domains: str = getattr(method, field)
+    for name in domains.split("+") if domains != "all" else ():
         if name not in pools:
-            raise unknown(f"in-domain task in {method.name}.domains", name, pools)
-    return [pools[name] for name in names]
+            raise unknown(f"in-domain task in {method.name}.{field}", name, pools)
+    return [pool for name, pool in sorted(pools.items()) if is_chosen(name, domains)]
 
 
 def training_rows(pool: Pool, count: int, rng: Randomness) -> list[Example]:

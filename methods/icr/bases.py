@@ -25,6 +25,7 @@ from icrbench.toolkit.demonstrations import balanced
 from icrbench.toolkit.encoder import by_similarity, sentence_encoder
 from icrbench.toolkit.episodes import Episode, Labelled, Questions
 from icrbench.toolkit.intermediate import Intermediate
+from icrbench.util.errors import UserError
 from icrbench.util.progress import bar
 
 from .rollout import rollout_weights
@@ -82,9 +83,26 @@ def icl_bases(backbone: Backbone, pool: Pool, how: Extraction, rng: Randomness, 
 
     def compute() -> dict[str, Tensor]:
         queries, keys = _extract(backbone, pool, how, rng)
-        return {"queries": queries.half(), "keys": keys.half()}
+        return {"queries": _half(queries, pool), "keys": _half(keys, pool)}
 
     return Bases(Intermediate(backbone, workspace / "bases" / pool.task.name, __name__, identity).make(compute))
+
+
+def _half(vectors: Tensor, pool: Pool) -> Tensor:
+    """Vectors ``[L, N, n]`` in half precision.
+
+    Raises:
+        UserError: if an entry does not fit, or is not finite to begin with.
+    """
+    halves = vectors.half()
+    if not halves.isfinite().all():
+        layer = int((~halves.isfinite()).flatten(1).any(1).int().argmax())
+        largest = vectors[layer].abs().max()
+        raise UserError(
+            f"in-context prompts of {pool.task.name}: vectors of block {layer} reach {largest:.3g}, more than half"
+            " precision holds: use icr.basis=random or learned, which read none, or another model."
+        )
+    return halves
 
 
 def _extract(backbone: Backbone, pool: Pool, how: Extraction, rng: Randomness) -> tuple[Tensor, Tensor]:

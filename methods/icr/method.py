@@ -15,16 +15,16 @@ from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.attention import Position
 from icrbench.method import FitData, Fitted, Method, Pool, Scope, register
 from icrbench.randomness import Randomness
-from icrbench.toolkit.encoder import sentence_encoder
+from icrbench.toolkit.encoder import Embedding, sentence_encoder
 from icrbench.toolkit.episodes import Labelled, Question, Questions
-from icrbench.toolkit.universal import chosen_domains, training_rows
+from icrbench.toolkit.universal import chosen_domains, is_chosen, training_rows
 from icrbench.util.bounds import Count, NotNegative, Positive
 from icrbench.util.errors import UserError
 
 from .bases import Bases, Extraction, Pooling, Sampling, icl_bases
 from .directions import principal_directions, random_directions
 from .layers import Target, target_layers
-from .objective import Weights
+from .objective import Penalised, Weights, depth_weights
 from .router import HIDDEN, Router, Strength
 from .routing import Directions, RoutingScale, routed
 from .training import Training, train_router
@@ -35,7 +35,8 @@ class ICRFitted(Fitted):
     """Directions and a trained router.
 
     Attributes:
-        config: ``layers``, ``position``, ``routing_scale``, ``alpha_scale``, ``encoder``, router sizes, and the
+        config: ``layers``, ``position``, ``routing_scale``, ``alpha_scale``, ``encoder``, ``embedding``, router
+            sizes, and the
             training ``history``.
         tensors: ``directions.queries`` ``[L', H*d_k, r]``, ``directions.keys`` ``[L', G*d_k, r]``, ``router.*``.
     """
@@ -43,12 +44,12 @@ class ICRFitted(Fitted):
     formula: ClassVar[str] = "(H+G)d_krL' + router"
 
     def parameters_by_formula(self, dims: Dimensions) -> int:
-        """``(H + G) d_k r L'`` of the directions, and the router's two networks (a uniform one is one number)."""
+        """``(H + G) d_k r L'`` of the directions, and the router's two networks (a shared one is one number)."""
         sizes = self.config["router"]
         layers, rank, hidden = sizes["layers"], sizes["rank"], sizes["hidden"]
         both = {"alpha": rank, "gamma": dims.heads}
         networks = [
-            1 if sizes[name] == "uniform" else (sizes["width"] + 1) * hidden + (hidden + 1) * layers * per_layer
+            1 if sizes[name] == "shared" else (sizes["width"] + 1) * hidden + (hidden + 1) * layers * per_layer
             for name, per_layer in both.items()
         ]
         return int((dims.heads + dims.kv_heads) * dims.head_dim * rank * layers + sum(networks))
@@ -79,7 +80,7 @@ class ICRFitted(Fitted):
 
     def strengths(self, texts: tuple[str, ...]) -> tuple[Tensor, Tensor]:
         """Alpha ``[B, L', r]`` (scaled as at inference) and gamma ``[B, L', H]`` for zero-shot prompt texts."""
-        alpha, gamma = self.router(sentence_encoder(self.config["encoder"])(texts))
+        alpha, gamma = self.router(sentence_encoder(self.config["encoder"], self.config["embedding"])(texts))
         return alpha * self.config["alpha_scale"], gamma
 
     def intervene(self, backbone: Backbone, batch: Batch) -> AbstractContextManager[None]:
@@ -91,7 +92,7 @@ class ICRFitted(Fitted):
 @register("icr")
 @dataclass(frozen=True)
 class ICR(Method):
-    """In-Context Routing, arXiv 2509.22854; defaults are the paper's (Sec. 3.1, App. B).
+    """In-Context Routing, arXiv 2509.22854; defaults are the paper's (docs/icr.md, docs/fidelity.md).
 
     Where the paper is silent: PCA is centred; vectors are taken before rotary embedding; keys keep their own space
     under grouped-query attention; the router's hidden width is 256; alpha starts at zero.
@@ -109,18 +110,26 @@ class ICR(Method):
         per_class: demonstrations per class in them (Table 12).
         sampling: how demonstrations are chosen (Table 12).
         queries_per_set: in-context prompts that share one draw of demonstrations; 1 is the paper's, more is cheaper.
-        domains: ``all`` in-domain tasks, or some, joined by ``+`` (Table 5).
+        domains: in-domain tasks whose in-context prompts give the directions: ``all``, or some, joined by ``+``.
+        train_domains: those that the router is trained on, written alike; None for the same (Table 5).
         train_per_domain: zero-shot training prompts per domain.
         encoder: sentence encoder: ``minilm``, ``mpnet``, a folder or a hub id (Table 15), or ``random``: a random
             vector a text.
+        embedding: E(x) as the encoder's ``pipeline`` gives it (MiniLM and MPNet: of unit length), or the
+            mean-``pooled`` vector before it is normalised.
         hidden: width of the router's hidden layers.
-        alpha, gamma: ``uniform`` puts one learned number in place of that branch of the router (Table 4).
+        alpha, gamma: ``uniform`` gives every direction (head) of a layer their mean size for the query (Table 4);
+            ``shared`` puts one learned number in place of that branch of the router.
+        uniform_at: whether a uniform branch is so at ``inference`` only, after training as a routed one, or in
+            ``training``, too.
         routing_scale: ``paper`` adds the low-rank term as it is; ``attention`` multiplies it by the attention scale.
         learning_rate, weight_decay, batch_size, epochs, clip: AdamW training. Where the paper is silent, the weight
             decay is AdamW's usual one.
         length_groups: sort prompts by length within that many batches; 1 is plain shuffling.
         w_confidence, w_sparsity, w_gate: weights of the terms beside cross-entropy (Table 4).
         deepest: sparsity weight of the last layer, rising from 1.
+        penalised: whether the sparsity and gate terms average over all layers of the ``model``, as eq. 13 is written,
+            or over the ``routed`` ones.
         final_scale: factor on alpha at the end of training and at inference.
     """
 
@@ -136,11 +145,14 @@ class ICR(Method):
     sampling: Sampling = "balanced"
     queries_per_set: Count = 1
     domains: str = "all"
+    train_domains: str | None = None
     train_per_domain: Count = 5000
     encoder: str = "minilm"
+    embedding: Embedding = "pipeline"
     hidden: Count = HIDDEN
     alpha: Strength = "routed"
     gamma: Strength = "routed"
+    uniform_at: Literal["inference", "training"] = "inference"
     routing_scale: RoutingScale = "paper"
     learning_rate: Positive = 1e-4
     weight_decay: NotNegative = 0.01
@@ -152,6 +164,7 @@ class ICR(Method):
     w_sparsity: NotNegative = 0.001
     w_gate: NotNegative = 0.02
     deepest: NotNegative = 3.0
+    penalised: Penalised = "model"
     final_scale: NotNegative = 0.8
 
     scope: ClassVar[Scope] = Scope.UNIVERSAL
@@ -167,37 +180,29 @@ class ICR(Method):
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> ICRFitted:
         """Bases, directions, trunk states, training."""
-        pools = chosen_domains(self, self.domains, data.pools)
-        directions = self._directions(backbone, pools, rng, data.workspace)
-        store = TrunkStore(backbone, directions.layers[0], self._training_prompts(backbone, pools, rng), data.workspace)
+        extracted = chosen_domains(self, "domains", data.pools)
+        trained = extracted if self.train_domains is None else chosen_domains(self, "train_domains", data.pools)
+        directions = self._directions(backbone, extracted, rng, data.workspace)
+        prompts = self._training_prompts(backbone, trained, rng)
+        store = TrunkStore(backbone, directions.layers[0], prompts, data.workspace)
         store.fill()
+        encoder = sentence_encoder(self.encoder, self.embedding)
         sizes: dict[str, Any] = {
-            "width": sentence_encoder(self.encoder).width,
+            "width": encoder.width,
             "layers": len(directions.layers),
             "rank": self.rank,
             "heads": backbone.dims.heads,
             "hidden": self.hidden,
-            "alpha": self.alpha,
-            "gamma": self.gamma,
         }
-        router = Router.initial(**sizes, generator=rng.torch("router"))
+        router = Router.initial(**sizes, **self._branches("training"), generator=rng.torch("router"))
         history = train_router(
             backbone,
             router.to(backbone.device),
             directions,
             store,
-            Training(
-                self.epochs,
-                self.batch_size,
-                self.learning_rate,
-                self.weight_decay,
-                self.clip,
-                self.final_scale,
-                self.length_groups,
-            ),
-            Weights(self.w_confidence, self.w_sparsity, self.w_gate, self.deepest),
-            self.routing_scale,
-            self.encoder,
+            self._training(),
+            self._weights(directions.layers, backbone.dims.layers),
+            encoder,
             rng.python("training-order"),
         )
         config = {
@@ -206,7 +211,8 @@ class ICR(Method):
             "routing_scale": self.routing_scale,
             "alpha_scale": self.final_scale,
             "encoder": self.encoder,
-            "router": sizes,
+            "embedding": self.embedding,
+            "router": sizes | self._branches("inference"),
             "history": history,
         }
         tensors = {"directions.queries": directions.queries, "directions.keys": directions.keys}
@@ -218,11 +224,39 @@ class ICR(Method):
         total = 0.0
         share = {"late": 1 / 3, "middle": 2 / 3}.get(self.target, 1.0)
         for name, length in tokens.items():
-            prompts = self.prompts_agnews if name == "agnews" else self.prompts_per_domain
-            shown = self.per_class * classes[name] * length / self.queries_per_set
-            total += prompts * (length + shown) if self.basis == "pca" else 0.0
-            total += self.train_per_domain * length * (1 + 2 * self.epochs * share)
+            if self.basis == "pca" and is_chosen(name, self.domains):
+                prompts = self.prompts_agnews if name == "agnews" else self.prompts_per_domain
+                total += prompts * length * (1 + self.per_class * classes[name] / self.queries_per_set)
+            if is_chosen(name, self.train_domains or self.domains):
+                total += self.train_per_domain * length * (1 + 2 * self.epochs * share)
         return total
+
+    def _branches(self, when: Literal["training", "inference"]) -> dict[str, Any]:
+        """What each branch of the router is; one that is uniform at inference only is trained as a routed one."""
+        routed_yet = when == "training" and self.uniform_at == "inference"
+        kinds = {"alpha": self.alpha, "gamma": self.gamma}
+        return {name: "routed" if routed_yet and kind == "uniform" else kind for name, kind in kinds.items()}
+
+    def _training(self) -> Training:
+        return Training(
+            self.epochs,
+            self.batch_size,
+            self.learning_rate,
+            self.weight_decay,
+            self.clip,
+            self.final_scale,
+            self.length_groups,
+            self.routing_scale,
+        )
+
+    def _weights(self, routed_layers: list[int], layers: int) -> Weights:
+        return Weights(
+            self.w_confidence,
+            self.w_sparsity,
+            self.w_gate,
+            depth_weights(routed_layers, layers, self.deepest, self.penalised),
+            len(routed_layers) / layers if self.penalised == "model" else 1.0,
+        )
 
     def _directions(self, backbone: Backbone, pools: list[Pool], rng: Randomness, workspace: Path) -> Directions:
         layers = target_layers(self.target, backbone.dims.layers)

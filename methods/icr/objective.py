@@ -1,20 +1,33 @@
-"""The router's training objective (ICR paper, Sec. 2.5, eq. 11-15)."""
+"""The router's training objective (ICR paper, the section on training the router; eq. 11-15 of the version read)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
+Penalised = Literal["model", "routed"]
+"""The layers that eq. 13 averages over: all of the model, of which those that are not routed add nothing, or the routed
+ones. The sparsity weight rises over the same layers."""
+
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of the terms beside cross-entropy, and how the sparsity weight rises with depth."""
+    """Weights of the terms beside cross-entropy.
+
+    Attributes:
+        confidence, sparsity, gate: of each term.
+        layers: ``[L']`` of each routed layer in the sparsity term (`depth_weights`).
+        share: routed layers among those that sparsity and gate are averaged over.
+    """
 
     confidence: float
     sparsity: float
     gate: float
-    deepest: float
+    layers: tuple[float, ...]
+    share: float
 
 
 @dataclass(frozen=True)
@@ -46,8 +59,25 @@ def entropy(logits: Tensor) -> Tensor:
     return -(log_p.exp() * log_p).sum(-1)
 
 
+def depth_weights(routed: Sequence[int], layers: int, deepest: float, over: Penalised) -> tuple[float, ...]:
+    """Sparsity weights ``[L']``, rising linearly from 1 at the first layer to ``deepest`` at the last.
+
+    The paper gives the end, 3.0, not the start. A single layer is the deepest.
+
+    Args:
+        routed: 0-based numbers of the routed layers, rising.
+        layers: of the model.
+        deepest: weight of the last layer.
+        over: whether first and last are the model's or the routed ones.
+    """
+    first, last = (0, layers - 1) if over == "model" else (routed[0], routed[-1])
+    if first == last:
+        return (deepest,)
+    return tuple(1 + (deepest - 1) * (layer - first) / (last - first) for layer in routed)
+
+
 def terms(
-    logits: Tensor, answers: Tensor, zero_shot_entropy: Tensor, alpha: Tensor, gamma: Tensor, deepest: float
+    logits: Tensor, answers: Tensor, zero_shot_entropy: Tensor, alpha: Tensor, gamma: Tensor, weights: Weights
 ) -> Terms:
     """The terms of the objective for a batch.
 
@@ -55,15 +85,14 @@ def terms(
         logits: ``[B, V]`` at the answer position, over the whole vocabulary.
         answers: ``[B]`` first token of the right answer.
         zero_shot_entropy: ``[B]`` entropy of the unrouted model at the same place.
-        alpha: ``[B, L', r]`` direction weights.
+        alpha: ``[B, L', r]`` direction weights as the router gives them, before their schedule.
         gamma: ``[B, L', H]`` head gates.
-        deepest: sparsity weight of the last layer; that of the first is 1 and the rise is linear (the paper gives the
-            end, 3.0, not the start).
+        weights: of layers; of whole terms in `Terms.total`.
     """
-    depth = torch.linspace(1.0, deepest, alpha.shape[1], device=alpha.device)
+    depth = torch.tensor(weights.layers, dtype=alpha.dtype, device=alpha.device)
     return Terms(
         cross_entropy=cross_entropy(logits, answers),
         confidence=torch.relu(entropy(logits) - zero_shot_entropy).mean(),
-        sparsity=(depth * alpha.abs().mean(2)).mean(),
-        gate=gamma.abs().mean(),
+        sparsity=weights.share * (depth * alpha.abs().mean(2)).mean(),
+        gate=weights.share * gamma.abs().mean(),
     )

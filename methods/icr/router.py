@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 HIDDEN = 256  # width of the hidden layer; the paper does not state it
 
-Strength = Literal["routed", "uniform"]
+Strength = Literal["routed", "uniform", "shared"]
+"""What a branch says: a strength for each direction (head); their mean size for all of a layer; one learned number."""
 
 
 class Router(nn.Module):
@@ -15,7 +16,8 @@ class Router(nn.Module):
 
     ``alpha = tanh(g_a(e))`` weighs each direction of each layer, ``gamma = sigmoid(g_g(e))`` gates each head. The last
     layer of the alpha branch starts at zero, so an untrained router leaves the model exactly as it is (the paper's
-    initialisation is not stated). A ``uniform`` branch is one learned number instead (`Shared`).
+    initialisation is not stated). The strengths of a ``uniform`` branch are evened out over the directions or heads of
+    each layer (`evened`); a ``shared`` branch is one learned number instead (`Shared`).
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class Router(nn.Module):
     ) -> None:
         super().__init__()
         self._shape = (layers, rank, heads)
+        self._uniform = (alpha == "uniform", gamma == "uniform")
         self.alpha = _branch(alpha, width, hidden, layers * rank)
         self.gamma = _branch(gamma, width, hidden, layers * heads)
 
@@ -63,7 +66,20 @@ class Router(nn.Module):
         layers, rank, heads = self._shape
         alpha = torch.tanh(self.alpha(embeddings)).unflatten(-1, (layers, rank))
         gamma = torch.sigmoid(self.gamma(embeddings)).unflatten(-1, (layers, heads))
-        return alpha, gamma
+        uniform_alpha, uniform_gamma = self._uniform
+        return evened(alpha) if uniform_alpha else alpha, evened(gamma) if uniform_gamma else gamma
+
+
+def evened(strengths: Tensor) -> Tensor:
+    """Every strength ``[.., n]`` replaced by the mean size of all n, with the sign of their mean (zero counts as +).
+
+    Their total size is preserved and redistributed uniformly (ICR paper, "Key Components"); the paper does not give the
+    sign. Where all n are equal, as after a start at zero with one gradient for all, nothing changes, and the gradient
+    is that of the mean, at zero, too.
+    """
+    size = torch.where(strengths < 0, -strengths, strengths).mean(-1, keepdim=True)
+    mean = strengths.mean(-1, keepdim=True)
+    return torch.where(mean < 0, -size, size).expand_as(strengths)
 
 
 class Shared(nn.Module):
@@ -83,6 +99,6 @@ class Shared(nn.Module):
 
 
 def _branch(kind: Strength, width: int, hidden: int, outputs: int) -> nn.Sequential | Shared:
-    if kind == "uniform":
+    if kind == "shared":
         return Shared(outputs)
     return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, outputs))

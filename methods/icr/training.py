@@ -10,7 +10,7 @@ from torch import Tensor
 
 from icrbench.backbone import Backbone
 from icrbench.backbone.trunk import continue_from
-from icrbench.toolkit.encoder import sentence_encoder
+from icrbench.toolkit.encoder import Encoder
 from icrbench.toolkit.optimisation import Schedule, optimise
 
 from .objective import Weights, terms
@@ -31,6 +31,7 @@ class Training:
         clip: largest norm of the gradient.
         final_scale: the factor on alpha falls from 1 to this along a half cosine, and stays there at inference.
         length_groups: batches within which prompts are sorted by length before batching (1: plain shuffling).
+        routing_scale: factor on the low-rank term.
     """
 
     epochs: int
@@ -40,6 +41,7 @@ class Training:
     clip: float
     final_scale: float
     length_groups: int
+    routing_scale: RoutingScale
 
 
 def alpha_scale(progress: float, final: float) -> float:
@@ -54,8 +56,7 @@ def train_router(
     store: TrunkStore,
     how: Training,
     weights: Weights,
-    routing_scale: RoutingScale,
-    encoder: str,
+    encoder: Encoder,
     rng: random.Random,
 ) -> list[dict[str, float]]:
     """Train the router in place, and with it those directions that require a gradient.
@@ -77,8 +78,8 @@ def train_router(
     def loss(rows: list[int]) -> Tensor:
         scale = alpha_scale(len(seen) / max(1, steps - 1), how.final_scale)
         data = store.load(rows)
-        logits, alpha, gamma = routed_logits(backbone, router, directions, data, routing_scale, encoder, scale)
-        parts = terms(logits, data.answers, data.entropy, alpha, gamma, weights.deepest)
+        logits, alpha, gamma = routed_logits(backbone, router, directions, data, how.routing_scale, encoder, scale)
+        parts = terms(logits, data.answers, data.entropy, alpha, gamma, weights)
         right = float((logits.argmax(1) == data.answers).float().mean())
         share = len(rows) / len(lengths)
         seen.append({name: value * share for name, value in (parts.values() | {"accuracy": right}).items()})
@@ -104,17 +105,16 @@ def routed_logits(
     directions: Directions,
     data: TrunkBatch,
     routing_scale: RoutingScale,
-    encoder: str,
+    encoder: Encoder,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Next-token logits ``[B, V]`` under the router, with its alpha and gamma.
+    """Next-token logits ``[B, V]`` under the router, with its alpha, before the factor ``scale`` on it, and gamma.
 
     Differentiable in the router and in the directions.
     """
-    embeddings = sentence_encoder(encoder)(data.batch.texts).to(next(router.parameters()).device)
+    embeddings = encoder(data.batch.texts).to(next(router.parameters()).device)
     alpha, gamma = router(embeddings)
-    alpha = alpha * scale
-    with routed(backbone, directions, alpha, gamma, routing_scale):
+    with routed(backbone, directions, alpha * scale, gamma, routing_scale):
         states = continue_from(backbone, directions.layers[0], data.states, data.batch)
     return backbone.logits(data.batch.at_last(states)), alpha, gamma
 

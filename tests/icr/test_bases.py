@@ -23,6 +23,7 @@ from icrbench.toolkit import episodes
 from icrbench.toolkit.encoder import sentence_encoder
 from icrbench.toolkit.episodes import Episode, Questions
 from icrbench.util.cache import verified
+from icrbench.util.errors import UserError
 from slow_attention import Reference
 from tiny import FAMILIES, tiny_backbone, tokenizer
 
@@ -153,6 +154,21 @@ def test_similar_demonstrations_are_the_nearest_neighbours(
         similarity[pool.train.index(row)] = -2
         nearest = similarity.argsort(descending=True)[: 2 * 4].tolist()
         assert shown == [pool.task.demonstration(pool.train[i]) for i in nearest]
+
+
+@pytest.mark.parametrize("value", [7e4, torch.nan])
+def test_vectors_that_do_not_fit_half_precision_are_refused(
+    value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def huge(*_: Any) -> tuple[Tensor, Tensor]:
+        keys = torch.ones(6, 2, 4)
+        keys[3, 1, 2] = value
+        return torch.ones(6, 2, 8), keys
+
+    monkeypatch.setattr(bases, "_extract", huge)
+    with pytest.raises(UserError, match=r"prompts of sst2: vectors of block 3 reach .*: use icr\.basis"):
+        icl_bases(tiny_backbone("llama"), demo_pool("sst2"), HOW, Randomness(0), tmp_path)
+    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 @pytest.mark.parametrize("position", ["pre_rope", "post_rope"])

@@ -11,13 +11,17 @@ from torch import Tensor
 from icr_setup import demo_test, pools
 from icrbench.backbone import Backbone, Revision, make_batch
 from icrbench.backbone.reuse import Reused
+from icrbench.experiments import experiments
 from icrbench.method import FitData
 from icrbench.methods.icr import ICR, ICRFitted
 from icrbench.methods.icr import method as icr_method
 from icrbench.methods.icr.directions import principal_directions
+from icrbench.methods.icr.router import Router, evened
 from icrbench.methods.zero_shot import ZeroShotFitted
 from icrbench.randomness import Randomness
 from icrbench.registry import make_method
+from icrbench.run.labels import parse_methods
+from icrbench.run.presets import preset
 from icrbench.scoring.next_token import score
 from icrbench.scoring.prompting import Prompter
 from icrbench.store.artefact import Artefact
@@ -68,14 +72,16 @@ def test_defaults_are_the_paper_s() -> None:
     expected = {
         "rank": 8, "basis": "pca", "center": True, "position": "pre_rope", "target": "late", "pooling": "last",
         "prompts_per_domain": 5000, "prompts_agnews": 10000, "per_class": 5, "sampling": "balanced",
-        "queries_per_set": 1, "domains": "all", "train_per_domain": 5000, "encoder": "minilm", "hidden": 256,
+        "queries_per_set": 1, "domains": "all", "train_domains": None, "train_per_domain": 5000,
+        "encoder": "minilm", "embedding": "pipeline", "hidden": 256, "uniform_at": "inference",
         "alpha": "routed", "gamma": "routed", "routing_scale": "paper",
         "learning_rate": 1e-4, "weight_decay": 0.01, "batch_size": 4, "epochs": 2, "clip": 1.0,
         "length_groups": 1, "w_confidence": 0.01, "w_sparsity": 0.001, "w_gate": 0.02, "deepest": 3.0,
-        "final_scale": 0.8,
+        "penalised": "model", "final_scale": 0.8,
     }  # fmt: skip
     assert ICR().hyperparameters() == expected
     assert make_method("icr", {"rank": "4", "center": "false"}) == replace(ICR(), rank=4, center=False)
+    assert make_method("icr", preset("paper").methods.get("icr", {})) == ICR()  # plain shuffling, too
 
 
 def test_a_fit_follows_its_seed_alone(workspace: Path, tmp_path: Path) -> None:
@@ -285,8 +291,8 @@ def test_a_learned_basis_is_trained_without_prompts_and_kept_in_the_artefact(
 
 
 @pytest.mark.parametrize(("branch", "left"), [("alpha", "gamma"), ("gamma", "alpha")])
-def test_a_uniform_branch_gives_every_query_the_same(branch: str, left: str, workspace: Path, tmp_path: Path) -> None:
-    method = make_method("icr", {**SMALL.hyperparameters(), branch: "uniform"})
+def test_a_shared_branch_gives_every_query_the_same(branch: str, left: str, workspace: Path, tmp_path: Path) -> None:
+    method = make_method("icr", {**SMALL.hyperparameters(), branch: "shared"})
     fitted, backbone = fit(workspace, method), tiny_backbone("llama")
     Artefact(method, fitted, backbone.identity()).save(tmp_path)
     loaded = Artefact.load(tmp_path, backbone).fitted
@@ -300,9 +306,66 @@ def test_a_uniform_branch_gives_every_query_the_same(branch: str, left: str, wor
     assert (logits_of(fitted) - logits_of(ZeroShotFitted({}, {}))).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize("branch", ["alpha", "gamma"])
+def test_a_branch_uniform_at_inference_is_trained_as_a_routed_one(branch: str, workspace: Path) -> None:
+    plain, found = fit(workspace), fit(workspace, make_method("icr", {**SMALL.hyperparameters(), branch: "uniform"}))
+    assert same(plain, found)
+    texts = tuple(pools("sst2")["sst2"].task.prompt(row) for row in demo_test("sst2")[:3])
+    for name, before, after in zip(("alpha", "gamma"), plain.strengths(texts), found.strengths(texts), strict=True):
+        torch.testing.assert_close(after, 0.8 * evened(before / 0.8) if name == branch else before)
+    assert not torch.equal(logits_of(found), logits_of(plain))
+
+
+def test_alpha_uniform_in_training_tells_queries_and_layers_apart_but_not_directions(workspace: Path) -> None:
+    found = fit(workspace, replace(SMALL, alpha="uniform", uniform_at="training"))
+    assert not same(found, fit(workspace))
+    raw = Router(**{**found.config["router"], "alpha": "routed"})
+    raw.load_state_dict(found.router.state_dict())
+    texts = tuple(pools("sst2")["sst2"].task.prompt(row) for row in demo_test("sst2")[:3])
+    alpha, _ = raw(sentence_encoder("minilm")(texts))
+    torch.testing.assert_close(alpha, alpha[..., :1].expand_as(alpha), atol=1e-6, rtol=1e-4)
+    assert alpha[..., 0].std(0).min() > 1e-4
+    assert (alpha[:, 0] - alpha[:, 1]).abs().min() > 1e-4
+    torch.testing.assert_close(found.strengths(texts)[0], 0.8 * alpha)
+
+
+def test_directions_and_training_can_have_their_own_domains(workspace: Path) -> None:
+    """Table 5's mismatched: directions of the one set, training on another."""
+    both, sst2 = fit(workspace), fit(workspace, replace(SMALL, domains="sst2"))
+    found = fit(workspace, replace(SMALL, domains="sst2", train_domains="all"))
+    assert torch.equal(found.tensors["directions.keys"], sst2.tensors["directions.keys"])
+    assert not torch.equal(found.tensors["directions.keys"], both.tensors["directions.keys"])
+    other = fit(workspace, replace(SMALL, train_domains="sst2"))
+    assert torch.equal(other.tensors["directions.keys"], both.tensors["directions.keys"])
+    # Gates see no direction at first: the router's first loss is that of its training prompts.
+    assert other.config["history"] != both.config["history"]
+    assert not same(found, sst2)
+    assert same(fit(workspace, replace(SMALL, domains="sst2", train_domains="sst2")), sst2)
+    with pytest.raises(UserError, match=r"icr\.train_domains"):
+        fit(workspace, replace(SMALL, train_domains="sst"))
+
+
+def test_the_domains_experiment_has_the_paper_s_three_settings() -> None:
+    made = {row.name: parse_methods(row.method, [], preset("paper"))[0].method for row in experiments()["domains"].rows}
+    three = "agnews+sst2+trec"
+    assert made == {
+        "matched-3": ICR(domains=three),
+        "mismatched": ICR(domains=three, train_domains="all"),
+        "matched-5": ICR(),
+    }
+
+
+def test_the_router_can_read_vectors_before_they_are_normalised(workspace: Path) -> None:
+    found = fit(workspace, replace(SMALL, embedding="pooled"))
+    assert not same(found, fit(workspace))
+    text = pools("sst2")["sst2"].task.prompt(demo_test("sst2")[0])
+    alpha, _ = found.strengths((text,))
+    torch.testing.assert_close(alpha, 0.8 * found.router(sentence_encoder("minilm", "pooled")([text]))[0])
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    "change", [{"basis": "learned"}, {"alpha": "uniform"}, {"gamma": "uniform"}, {"encoder": "random"}, {"rank": 16}]
+    "change", [{"basis": "learned"}, {"alpha": "shared"}, {"gamma": "shared"}, {"encoder": "random"}, {"rank": 16}]
 )
 def test_without_strength_every_variant_is_zero_shot_bit_for_bit(
     change: dict[str, Any], family: str, workspace: Path
@@ -315,7 +378,7 @@ def test_without_strength_every_variant_is_zero_shot_bit_for_bit(
     silent = ICRFitted({**fitted.config, "alpha_scale": 0.0}, fitted.tensors)
     assert torch.equal(logits_of(silent, family=family), zero)
     # Gates that are shut to the last bit.
-    last = "router.gamma.value" if method.gamma == "uniform" else "router.gamma.2.bias"
+    last = "router.gamma.value" if method.gamma == "shared" else "router.gamma.2.bias"
     shut = {last: torch.full_like(fitted.tensors[last], -1e4)}
     assert torch.equal(logits_of(ICRFitted(fitted.config, {**fitted.tensors, **shut}), family=family), zero)
 
@@ -324,7 +387,8 @@ def test_without_strength_every_variant_is_zero_shot_bit_for_bit(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_runs(family: str, basis: Any, tmp_path: Path) -> None:
     backbone = tiny_backbone(family, torch.bfloat16)
-    fitted = replace(SMALL, basis=basis).fit(backbone, FitData(pools(*TASKS), None, tmp_path), Randomness(0))
+    method = replace(SMALL, basis=basis, learning_rate=5e-2)  # so that the change is above a rounding of bfloat16
+    fitted = method.fit(backbone, FitData(pools(*TASKS), None, tmp_path), Randomness(0))
     assert {tensor.dtype for tensor in fitted.tensors.values()} == {torch.float32}
     task = pools("sst2")["sst2"].task
     routed, plain = (
@@ -403,7 +467,10 @@ def test_variants_share_bases_and_trunks(workspace: Path, monkeypatch: pytest.Mo
         {"domains": "sst2+trec+sst2"},
         {"domains": "trec"},
         {"alpha": "uniform"},
-        {"gamma": "uniform"},
+        {"gamma": "shared"},
+        {"embedding": "pooled"},
+        {"domains": "trec", "train_domains": "sst2"},
+        {"penalised": "routed"},
         {"encoder": "random"},
         {"basis": "learned"},
     ]

@@ -6,7 +6,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from icrbench.methods.icr.objective import Weights, entropy, terms
+from icrbench.methods.icr.objective import Penalised, Weights, depth_weights, entropy, terms
 from icrbench.methods.icr.training import alpha_scale
 
 Array = npt.NDArray[np.float64]
@@ -31,28 +31,45 @@ def some(seed: int = 0) -> tuple[Array, Array, Array, Array, Array]:
     return logits, plain, rng.integers(0, 50, 4), alpha, gamma
 
 
+WEIGHTS = Weights(0.01, 0.001, 0.02, depth_weights(range(12, 18), 18, 3.0, "model"), 6 / 18)
+
+
+@pytest.mark.parametrize("over", ["model", "routed"])
 @pytest.mark.parametrize("seed", range(3))
-def test_every_term_equals_its_formula(seed: int) -> None:
+def test_every_term_equals_its_formula(seed: int, over: Penalised) -> None:
+    """Of blocks 12 to 17 routed, in a model of 18."""
     logits, plain, answers, alpha, gamma = some(seed)
-    found = terms(*map(torch.from_numpy, (logits, answers, uncertainty(plain), alpha, gamma)), deepest=3.0)
+    depth = [1 + 2 * layer / 17 for layer in range(18)] if over == "model" else [0.0] * 12 + [1, 1.4, 1.8, 2.2, 2.6, 3]
+    layers = 18 if over == "model" else 6
+    weights = Weights(0.01, 0.001, 0.02, depth_weights(range(12, 18), 18, 3.0, over), 6 / layers)
+    found = terms(*map(torch.from_numpy, (logits, answers, uncertainty(plain), alpha, gamma)), weights)
     cross = np.mean([-math.log(softmax(row)[answer]) for row, answer in zip(logits, answers, strict=True)])
     gained = uncertainty(logits) - uncertainty(plain)
     assert gained.min() < 0 < gained.max()  # both sides of the hinge are met
     confidence = np.mean([max(0.0, gain) for gain in gained])
-    depth = [1.0, 1.4, 1.8, 2.2, 2.6, 3.0]
-    sparsity = np.mean([depth[layer] * np.abs(alpha[x, layer]).sum() / 8 for x in range(4) for layer in range(6)])
-    gate = np.mean([np.abs(gamma[x, layer]).sum() / 5 for x in range(4) for layer in range(6)])
+    pairs = [(x, layer) for x in range(4) for layer in range(6)]
+    sparsity = sum(depth[12 + layer] * np.abs(alpha[x, layer]).sum() / 8 for x, layer in pairs) / (4 * layers)
+    gate = sum(np.abs(gamma[x, layer]).sum() / 5 for x, layer in pairs) / (4 * layers)
     values = [found.cross_entropy, found.confidence, found.sparsity, found.gate]
     np.testing.assert_allclose([float(value) for value in values], [cross, confidence, sparsity, gate], rtol=1e-6)
     expected = cross + 0.01 * confidence + 0.001 * sparsity + 0.02 * gate
-    assert float(found.total(Weights(0.01, 0.001, 0.02, 3.0))) == pytest.approx(expected, rel=1e-6)
+    assert float(found.total(weights)) == pytest.approx(expected, rel=1e-6)
 
 
 def test_becoming_more_certain_costs_nothing() -> None:
     logits, _, answers, alpha, gamma = map(torch.from_numpy, some())
-    certain = terms(logits, answers, entropy(logits) + 0.1, alpha, gamma, 3.0)
+    certain = terms(logits, answers, entropy(logits) + 0.1, alpha, gamma, WEIGHTS)
     assert float(certain.confidence) == 0
-    assert float(terms(logits, answers, entropy(logits) - 0.1, alpha, gamma, 3.0).confidence) == pytest.approx(0.1)
+    doubtful = terms(logits, answers, entropy(logits) - 0.1, alpha, gamma, WEIGHTS)
+    assert float(doubtful.confidence) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("over", ["model", "routed"])
+def test_the_last_layer_weighs_most_also_where_it_is_the_only_one(over: Penalised) -> None:
+    assert depth_weights([5], 6, 3.0, over) == (3.0,)
+    assert depth_weights([0], 1, 3.0, over) == (3.0,)
+    assert depth_weights([4, 5], 6, 3.0, over)[-1] == 3.0
+    assert depth_weights([0, 5], 6, 3.0, over) == (1.0, 3.0)
 
 
 def test_entropy_spans_the_whole_vocabulary_and_survives_large_logits() -> None:

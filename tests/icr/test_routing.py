@@ -232,6 +232,7 @@ def small_fitted(backbone: Backbone, *, alive: bool = False, closed: bool = Fals
         "routing_scale": "paper",
         "alpha_scale": 0.8,
         "encoder": "minilm",
+        "embedding": "pipeline",
         "router": sizes,
     }
     state = {f"router.{name}": tensor for name, tensor in router.state_dict().items()}

@@ -14,11 +14,20 @@ from icrbench.methods.icr.router import Router
 from icrbench.methods.icr.routing import Directions
 from icrbench.methods.icr.training import Training, epoch_batches, routed_logits, train_router
 from icrbench.methods.icr.trunkstore import TrunkStore
+from icrbench.util.errors import UserError
 from tiny import tiny_backbone
 
-WEIGHTS = Weights(0.01, 0.001, 0.02, 3.0)
+DEPTH = (2.6, 3.0)
+WEIGHTS = Weights(0.01, 0.001, 0.02, DEPTH, 1 / 3)
 HOW = Training(
-    epochs=2, batch_size=4, learning_rate=1e-2, weight_decay=0.01, clip=1.0, final_scale=0.8, length_groups=1
+    epochs=2,
+    batch_size=4,
+    learning_rate=1e-2,
+    weight_decay=0.01,
+    clip=1.0,
+    final_scale=0.8,
+    length_groups=1,
+    routing_scale="attention",
 )
 BACKBONE = "llama"
 
@@ -30,11 +39,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> TrunkStore:
     made = TrunkStore(backbone, 4, domains, tmp_path_factory.mktemp("trunks"))
     made.fill()
     return made
-
-
-@pytest.fixture(autouse=True)
-def _toy_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "sentence_encoder", lambda _name: ToyEncoder())
 
 
 def new_router(seed: int = 0) -> Router:
@@ -57,8 +61,7 @@ def train(
         store,
         how,
         weights,
-        "attention",
-        "toy",
+        ToyEncoder(),
         random.Random(order),
     )
 
@@ -115,7 +118,7 @@ def test_steps_are_those_of_adamw_on_the_clipped_gradient(store: TrunkStore) -> 
     """The whole loop written out once more, one epoch of four steps (14 prompts)."""
     backbone = tiny_backbone(BACKBONE)
     found = some_directions(backbone)
-    how, weights = replace(HOW, epochs=1, clip=0.05), Weights(0.5, 0.3, 0.2, 3.0)
+    how, weights = replace(HOW, epochs=1, clip=0.05), Weights(0.5, 0.3, 0.2, DEPTH, 1 / 3)
     router, expected = new_router(), new_router()
     history = train(store, router, how, weights)
     optimizer = torch.optim.AdamW(expected.parameters(), lr=1e-2)
@@ -125,8 +128,8 @@ def test_steps_are_those_of_adamw_on_the_clipped_gradient(store: TrunkStore) -> 
     for step, scale in enumerate((1.0, 0.95, 0.85, 0.8)):  # 0.8 + 0.1 (1 + cos(pi step / 3))
         rows = order[4 * step : 4 * step + 4]
         data = store.load(rows)
-        logits, alpha, gamma = routed_logits(backbone, expected, found, data, "attention", "toy", scale)
-        parts = terms(logits, data.answers, data.entropy, alpha, gamma, 3.0)
+        logits, alpha, gamma = routed_logits(backbone, expected, found, data, "attention", ToyEncoder(), scale)
+        parts = terms(logits, data.answers, data.entropy, alpha, gamma, weights)
         cross += parts.cross_entropy.item() * len(rows) / 14
         loss = parts.cross_entropy + 0.5 * parts.confidence + 0.3 * parts.sparsity + 0.2 * parts.gate
         gradients = torch.autograd.grad(loss, list(expected.parameters()))
@@ -138,6 +141,27 @@ def test_steps_are_those_of_adamw_on_the_clipped_gradient(store: TrunkStore) -> 
     for name, tensor in router.state_dict().items():
         torch.testing.assert_close(tensor, expected.state_dict()[name], atol=2e-5, rtol=1e-3)
     assert history[0]["cross_entropy"] == pytest.approx(cross, rel=1e-4)
+
+
+def test_the_weight_decay_is_the_one_asked_for(store: TrunkStore) -> None:
+    """Dead inputs get no gradient, so that AdamW only shrinks what they lead to."""
+    start, decayed = new_router(), new_router()
+    with torch.no_grad():
+        for router in (start, decayed):
+            router.gamma[2].weight[:, 0] = 0.7
+            router.gamma[0].weight[0] = 0.0
+            router.gamma[0].bias[0] = -1.0  # never above zero
+    train(store, decayed, replace(HOW, epochs=1, weight_decay=0.5))
+    expected = 0.7 * (1 - 1e-2 * 0.5) ** 4
+    torch.testing.assert_close(decayed.gamma[2].weight[:, 0], torch.full((12,), expected))
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(store: TrunkStore) -> None:
+    router = new_router()
+    with torch.no_grad():
+        router.alpha[2].bias.fill_(torch.nan)
+    with pytest.raises(UserError, match=r"training the router: the loss is not finite at step 1: lower the learning"):
+        train(store, router)
 
 
 def free_directions() -> Directions:
@@ -160,8 +184,8 @@ def test_learned_directions_take_the_router_s_steps(store: TrunkStore) -> None:
     random.Random(0).shuffle(order)
     for step, scale in enumerate((1.0, 0.95, 0.85, 0.8)):
         data = store.load(order[4 * step : 4 * step + 4])
-        logits, alpha, gamma = routed_logits(backbone, expected, moved, data, "attention", "toy", scale)
-        loss = terms(logits, data.answers, data.entropy, alpha, gamma, 3.0).total(WEIGHTS)
+        logits, alpha, gamma = routed_logits(backbone, expected, moved, data, "attention", ToyEncoder(), scale)
+        loss = terms(logits, data.answers, data.entropy, alpha, gamma, WEIGHTS).total(WEIGHTS)
         gradients = torch.autograd.grad(loss, trained)
         norm = torch.sqrt(sum((gradient.square().sum() for gradient in gradients), torch.tensor(0.0)))
         assert norm > 0.05  # so that clipping matters
@@ -206,7 +230,9 @@ def test_a_first_step_starts_from_the_plain_model(store: TrunkStore) -> None:
     backbone, data = tiny_backbone(BACKBONE), store.load([0, 8])
     with torch.no_grad():
         plain = backbone.logits(data.batch.at_last(backbone.hidden_states(data.batch)))
-        logits, _, _ = routed_logits(backbone, new_router(), some_directions(backbone), data, "paper", "toy", 1.0)
+        logits, _, _ = routed_logits(
+            backbone, new_router(), some_directions(backbone), data, "paper", ToyEncoder(), 1.0
+        )
     assert (logits - plain).abs().max() < 5e-3 * plain.abs().max()  # half-precision trunk
 
 
@@ -221,8 +247,8 @@ def test_the_model_is_left_as_it_was(store: TrunkStore, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("term", ["sparsity", "gate"])
 def test_a_heavy_penalty_shrinks_what_it_penalises(term: str, store: TrunkStore) -> None:
-    heavy = Weights(0.01, 50.0 if term == "sparsity" else 0.0, 50.0 if term == "gate" else 0.0, 3.0)
-    light = Weights(0.01, 0.0, 0.0, 3.0)
+    heavy = Weights(0.01, 50.0 if term == "sparsity" else 0.0, 50.0 if term == "gate" else 0.0, DEPTH, 1.0)
+    light = Weights(0.01, 0.0, 0.0, DEPTH, 1.0)
     how = replace(HOW, epochs=4)
     heavily, lightly = train(store, new_router(), how, heavy), train(store, new_router(), how, light)
     assert heavily[-1][term] < 0.8 * lightly[-1][term]
