@@ -20,8 +20,8 @@ from icrbench.methods.icr.router import Router, evened
 from icrbench.methods.zero_shot import ZeroShotFitted
 from icrbench.randomness import Randomness
 from icrbench.registry import make_method
-from icrbench.run.labels import parse_methods
-from icrbench.run.presets import preset
+from icrbench.runner.labels import parse_methods
+from icrbench.runner.presets import preset
 from icrbench.scoring.next_token import score
 from icrbench.scoring.prompting import Prompter
 from icrbench.store.artefact import Artefact
