@@ -25,6 +25,7 @@ from .bases import Bases, Extraction, Pooling, Sampling, icl_bases
 from .directions import principal_directions, random_directions
 from .layers import Target, target_layers
 from .objective import Penalised, Weights, depth_weights
+from .prior import Priors
 from .router import HIDDEN, Router, Strength
 from .routing import Directions, RoutingScale, routed
 from .training import Training, train_router
@@ -130,6 +131,8 @@ class ICR(Method):
         deepest: sparsity weight of the last layer, rising from 1.
         penalised: whether the sparsity and gate terms average over all layers of the ``model``, as eq. 13 is written,
             or over the ``routed`` ones.
+        calibrated: train on answers off which the unrouted model's preference among the options is taken; for
+            reading beside calibrated results. Raw answers of such a router are not what it was trained for.
         final_scale: factor on alpha at the end of training and at inference.
     """
 
@@ -165,6 +168,7 @@ class ICR(Method):
     w_gate: NotNegative = 0.02
     deepest: NotNegative = 3.0
     penalised: Penalised = "model"
+    calibrated: bool = False
     final_scale: NotNegative = 0.8
 
     scope: ClassVar[Scope] = Scope.UNIVERSAL
@@ -204,6 +208,7 @@ class ICR(Method):
             self._weights(directions.layers, backbone.dims.layers),
             encoder,
             rng.python("training-order"),
+            Priors(backbone, directions.layers[0], store, prompts) if self.calibrated else None,
         )
         config = {
             "layers": directions.layers,

@@ -77,7 +77,13 @@ def depth_weights(routed: Sequence[int], layers: int, deepest: float, over: Pena
 
 
 def terms(
-    logits: Tensor, answers: Tensor, zero_shot_entropy: Tensor, alpha: Tensor, gamma: Tensor, weights: Weights
+    logits: Tensor,
+    answers: Tensor,
+    zero_shot_entropy: Tensor,
+    alpha: Tensor,
+    gamma: Tensor,
+    weights: Weights,
+    prior: Tensor | None = None,
 ) -> Terms:
     """The terms of the objective for a batch.
 
@@ -88,10 +94,11 @@ def terms(
         alpha: ``[B, L', r]`` direction weights as the router gives them, before their schedule.
         gamma: ``[B, L', H]`` head gates.
         weights: of layers; of whole terms in `Terms.total`.
+        prior: ``[B, V]`` to take off the logits before the cross-entropy, for training on calibrated answers.
     """
     depth = torch.tensor(weights.layers, dtype=alpha.dtype, device=alpha.device)
     return Terms(
-        cross_entropy=cross_entropy(logits, answers),
+        cross_entropy=cross_entropy(logits if prior is None else logits - prior, answers),
         confidence=torch.relu(entropy(logits) - zero_shot_entropy).mean(),
         sparsity=weights.share * (depth * alpha.abs().mean(2)).mean(),
         gate=weights.share * gamma.abs().mean(),

@@ -14,6 +14,7 @@ from icrbench.toolkit.encoder import Encoder
 from icrbench.toolkit.optimisation import Schedule, optimise
 
 from .objective import Weights, terms
+from .prior import Priors
 from .router import Router
 from .routing import Directions, RoutingScale, routed
 from .trunkstore import TrunkBatch, TrunkStore
@@ -58,6 +59,7 @@ def train_router(
     weights: Weights,
     encoder: Encoder,
     rng: random.Random,
+    priors: Priors | None = None,
 ) -> list[dict[str, float]]:
     """Train the router in place, and with it those directions that require a gradient.
 
@@ -79,7 +81,8 @@ def train_router(
         scale = alpha_scale(len(seen) / max(1, steps - 1), how.final_scale)
         data = store.load(rows)
         logits, alpha, gamma = routed_logits(backbone, router, directions, data, how.routing_scale, encoder, scale)
-        parts = terms(logits, data.answers, data.entropy, alpha, gamma, weights)
+        prior = None if priors is None else priors.of(rows, logits)
+        parts = terms(logits, data.answers, data.entropy, alpha, gamma, weights, prior)
         right = float((logits.argmax(1) == data.answers).float().mean())
         share = len(rows) / len(lengths)
         seen.append({name: value * share for name, value in (parts.values() | {"accuracy": right}).items()})

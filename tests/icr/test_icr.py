@@ -77,7 +77,7 @@ def test_defaults_are_the_paper_s() -> None:
         "alpha": "routed", "gamma": "routed", "routing_scale": "paper",
         "learning_rate": 1e-4, "weight_decay": 0.01, "batch_size": 4, "epochs": 2, "clip": 1.0,
         "length_groups": 1, "w_confidence": 0.01, "w_sparsity": 0.001, "w_gate": 0.02, "deepest": 3.0,
-        "penalised": "model", "final_scale": 0.8,
+        "penalised": "model", "calibrated": False, "final_scale": 0.8,
     }  # fmt: skip
     assert ICR().hyperparameters() == expected
     assert make_method("icr", {"rank": "4", "center": "false"}) == replace(ICR(), rank=4, center=False)
@@ -304,6 +304,12 @@ def test_a_shared_branch_gives_every_query_the_same(branch: str, left: str, work
     assert strengths[left].std(0).min() > 0
     assert torch.equal(logits_of(loaded), logits_of(fitted))
     assert (logits_of(fitted) - logits_of(ZeroShotFitted({}, {}))).abs().max() > 1e-4
+
+
+def test_training_on_calibrated_answers_is_another_router(workspace: Path) -> None:
+    found = fit(workspace, replace(SMALL, calibrated=True))
+    assert not same(found, fit(workspace))
+    assert torch.equal(found.tensors["directions.keys"], fit(workspace).tensors["directions.keys"])
 
 
 @pytest.mark.parametrize("branch", ["alpha", "gamma"])
