@@ -63,8 +63,8 @@ class Fitted:
     Attributes:
         config: json-able part.
         tensors: the rest, by name.
-        shares_prefix: whether the demonstrations' keys and values are the same for every query, so that scoring may
-            compute them once. False for methods that change what those tokens compute.
+        shares_prefix: whether the demonstrations' keys and values, under the method, are the same for every query, so
+            that scoring may compute them once. False for methods that change tokens by their place in the prompt.
         last_token_only: whether nothing before the context's last token is changed, so that all of that may be computed
             once for every method that promises it.
         formula: the number of cached parameters in the symbols of `Dimensions` and of the method's paper.
@@ -131,6 +131,8 @@ class Method(ABC):
         trained: whether ``fit`` trains by gradient through the model, for which float16 is too coarse.
         budget: hyperparameters that say how much data and work a fit gets; below their defaults, which are the
             published ones, a method had less than its paper gives it.
+        own_rows: whether a fit needs labelled rows of the task that is scored. Where a protocol gives none of them, the
+            method is not applicable: there is no cell.
         fitted: the type that ``fit`` returns.
     """
 
@@ -139,6 +141,7 @@ class Method(ABC):
     seeded: ClassVar[bool] = True
     trained: ClassVar[bool] = False
     budget: ClassVar[tuple[str, ...]] = ()
+    own_rows: ClassVar[bool] = False
     fitted: ClassVar[type[Fitted]]
 
     def __post_init__(self) -> None:
@@ -148,6 +151,11 @@ class Method(ABC):
             UserError: naming the first of them.
         """
         check_bounds(self.name, self)
+
+    @property
+    def explicit(self) -> bool:
+        """Whether demonstrations stand before every query at test time, which tables mark."""
+        return False
 
     @abstractmethod
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> Fitted:

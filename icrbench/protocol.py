@@ -63,6 +63,10 @@ class Datasets:
         """
         return FitData(self.pools(method, task), self.target(method, task), self._workspace)
 
+    def applies(self, method: Method, task: str) -> bool:
+        """Whether the method can be fitted for a task: one that needs rows of the task itself may not get any."""
+        return not method.own_rows or self.target(method, task) is not None
+
     def target(self, method: Method, task: str | None) -> str | None:
         """The task whose own train split a fit sees; None for fits on the in-domain tasks, which many tasks share."""
         pools = self.pools(method, task)

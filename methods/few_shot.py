@@ -13,6 +13,7 @@ from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.encoder import by_similarity, sentence_encoder
 from icrbench.toolkit.episodes import Episodes, Labelled, demonstration_tokens
+from icrbench.toolkit.prefix import cache_size
 from icrbench.util.bounds import Count
 
 
@@ -35,7 +36,7 @@ class FewShotFitted(Fitted):
 
     def parameters_by_formula(self, dims: Dimensions) -> int:
         """``2 M L G d_k``, ``M`` being the demonstrations' tokens."""
-        return _cache_size(dims, int(self.config["tokens"]))
+        return cache_size(dims, int(self.config["tokens"]))
 
     def prefix(self, task: Task, query: Example) -> Sequence[str]:
         """The demonstrations for a query, the most similar first (as KATE orders them)."""
@@ -76,6 +77,11 @@ class FewShot(Method):
     scope: ClassVar[Scope] = Scope.TASK
     fitted: ClassVar[type[Fitted]] = FewShotFitted
 
+    @property
+    def explicit(self) -> bool:
+        """It is what "explicit" means."""
+        return True
+
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> FewShotFitted:
         """Draw the demonstrations, or embed the candidates for retrieval."""
         episodes = Episodes(data, rng, per_class=self.per_class, per_task=self.per_task)
@@ -110,8 +116,4 @@ class FewShot(Method):
 
 
 def _sizes(backbone: Backbone, tokens: int) -> dict[str, int]:
-    return {"tokens": tokens, "cached_parameters": _cache_size(backbone.dims, tokens)}
-
-
-def _cache_size(dims: Dimensions, tokens: int) -> int:
-    return 2 * tokens * dims.layers * dims.kv_heads * dims.head_dim
+    return {"tokens": tokens, "cached_parameters": cache_size(backbone.dims, tokens)}

@@ -121,6 +121,11 @@ class IterativeVector(Method):
     budget: ClassVar[tuple[str, ...]] = ("episodes", "held_out")
     fitted: ClassVar[type[Fitted]] = IterativeVectorFitted
 
+    @property
+    def explicit(self) -> bool:
+        """In the authors' variant."""
+        return self.variant == "few_shot"
+
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> IterativeVectorFitted:
         """Extract the vectors, then choose the strength."""
         episodes = Episodes(data, rng, per_class=self.per_class, per_task=self.per_task, held_out=self.held_out)

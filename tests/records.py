@@ -35,6 +35,7 @@ def record(
     contamination: dict[str, Any] | None = None,
     environment: dict[str, Any] | None = None,
     truncated: int = 0,
+    explicit: bool | None = None,
 ) -> CellRecord:
     method = label.split(":")[0]
     full_identity = {
@@ -68,6 +69,8 @@ def record(
             "seed": seed,
             "protocol": "paper",
             "clean": False,
+            "explicit": method == "few_shot" if explicit is None else explicit,
+            "own_rows": method == "hidden_calibration",
         },
         "identity": full_identity,
         "task": {"title": title, "role": role, "n_options": 2},

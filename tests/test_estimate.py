@@ -11,7 +11,7 @@ from icrbench.data.find_tasks import load_tasks
 from icrbench.protocol import Datasets
 from icrbench.runner import estimate as module
 from icrbench.runner.estimate import estimate
-from icrbench.runner.plan import Cell, plan
+from icrbench.runner.plan import Cell, not_applicable, plan
 from icrbench.runner.request import Request
 from icrbench.util.errors import UserError
 from tiny import tiny_model
@@ -81,3 +81,23 @@ def test_an_unsupported_family_is_said_at_once(tmp_path: Path) -> None:
 
 def test_the_machines_speed_is_measured() -> None:
     assert module._flops() > 1e6
+
+
+def test_a_method_that_needs_rows_of_the_task_has_no_cell_without_them() -> None:
+    for protocol, wanted in (("paper", ["sst2"]), ("in_task", ["sst2", "cb"])):
+        request = Request.build(
+            methods="zero_shot,hidden_calibration",
+            models="no/model",
+            tasks=["sst2", "cb"],
+            protocol=protocol,
+            preset="demo",
+            demo=True,
+        )
+        datasets = request.datasets()
+        cells = [cell for unit in plan(request, datasets) for cell in unit.cells]
+        assert [cell.task for cell in cells if cell.method.label == "zero_shot"] == ["sst2", "cb"]
+        assert [cell.task for cell in cells if cell.method.label == "hidden_calibration"] == wanted
+        said = not_applicable(request, datasets)
+        assert [text.split(":")[0] for text in said] == ["hidden_calibration is not applicable to cb"][
+            : 2 - len(wanted)
+        ]

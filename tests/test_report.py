@@ -336,7 +336,7 @@ def test_latex_is_balanced_and_escaped(store: Store) -> None:
     text = latex(leaderboards(store)).removeprefix(PREAMBLE)
     body = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
     assert body.count("{") - body.count(r"\{") == body.count("}") - body.count(r"\}")
-    assert r"few\_shot:shots=10 & 45.0" in body
+    assert r"few\_shot:shots=10 $\ddagger$ & 45.0" in body
     assert not re.search(r"(?<!\\)[%_#]", body)
     assert all(word not in body for word in "—–−±·")
     columns = re.findall(r"\\begin\{tabular\}\{(\w+)\}", body)
@@ -392,3 +392,27 @@ def test_reports_load_no_model() -> None:
     code = "import sys, icrbench.report; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_methods_that_show_demonstrations_are_marked_from_their_records(store: Store) -> None:
+    for label in ("zero_shot", "few_shot", "icr"):
+        fill(store, label, None if label == "zero_shot" else 0, [20, 20])
+    fill(store, "icr:rank=4", 0, [20, 20], explicit=True)  # whatever hyperparameter makes a method so
+    table = only(store)
+    assert [row.name for row in table.rows if row.explicit] == ["few_shot ‡", "icr:rank=4 ‡"]
+    assert "‡: explicit, since demonstrations stand before every query." in notes(table)
+    text = re.sub(" +", " ", markdown([table]))
+    assert "| `few_shot ‡` |" in text
+    assert "| `icr` |" in text
+
+
+def test_a_method_without_cells_out_of_domain_is_said_to_be_not_applicable(store: Store) -> None:
+    fill(store, "zero_shot", None, [20, 20, 20, 20])
+    fill(store, "icr", 0, [20, 20, 20, 20])
+    fill(store, "hidden_calibration", 0, [20, 20])
+    table = only(store)
+    (line,) = [line for line in notes(table) if line.startswith("Not applicable")]
+    assert line.startswith("Not applicable to MR, CB: hidden_calibration.")
+    scores = row(table, "hidden_calibration").scores
+    assert [scores[name].status for name in ("sst2", "mr", "average")] == ["ok", "missing", "missing"]
+    assert scores["id"].mean == 0.5

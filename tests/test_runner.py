@@ -54,6 +54,8 @@ def test_a_record_says_how_it_was_made(icrbench: Commands) -> None:
         "seed": 5,
         "protocol": "paper",
         "clean": False,
+        "explicit": True,
+        "own_rows": False,
     }
     identity = record["identity"]
     assert identity["method"] == {

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from icrbench.report import stats
 from icrbench.report.groups import Group, comparable_groups
 from icrbench.report.line import Line, lines, pair, summarise
+from icrbench.report.text.names import display_name, marked
 from icrbench.store.store import Store
 
 ROLES = {"id": "ID", "near_ood": "Near OOD", "far_ood": "Far OOD"}
@@ -91,6 +92,13 @@ class Row:
     """None for the leader, for zero-shot (the leader's ``versus`` has it), and without an average."""
     changes: dict[str, Change] = field(default_factory=dict)
     """By column, in a table of variants; not for the plain method itself, nor where one of the two is incomplete."""
+    explicit: bool = False
+    """Whether demonstrations stood before every query."""
+
+    @property
+    def name(self) -> str:
+        """What tables call the row; an explicit one is marked."""
+        return marked(display_name(self.label), self.explicit)
 
     @property
     def change(self) -> Change | None:
@@ -140,7 +148,8 @@ def _table(group: Group, store: Store) -> Table:
     rows = []
     for line in by_label.values():
         scores = {column.name: _score(line, column, None if line is base else base) for column in columns}
-        rows.append(Row(line.label, line.method, line.n_seeds, scores, _collapse(line, base, columns, scores)))
+        collapse = _collapse(line, base, columns, scores)
+        rows.append(Row(line.label, line.method, line.n_seeds, scores, collapse, explicit=line.explicit))
     compared = _behind(_corrected(rows, columns), by_label, columns[-1].tasks, base)
     compared = _changed(compared, by_label, columns, group.variants_of)
     return Table(group, columns, tuple(sorted(compared, key=_row_order)))
@@ -154,7 +163,8 @@ def accuracies(group: Group, store: Store, columns: Sequence[Column]) -> dict[st
     rows = {}
     for label, line in by_label.items():
         scores = {column.name: _score(line, column, None) for column in columns}
-        rows[label] = Row(label, line.method, line.n_seeds, scores, _collapse(line, base, columns, scores))
+        collapse = _collapse(line, base, columns, scores)
+        rows[label] = Row(label, line.method, line.n_seeds, scores, collapse, explicit=line.explicit)
     return rows
 
 

@@ -31,6 +31,7 @@ class Line:
     def __init__(self, label: str, records: Sequence[CellRecord], store: Store) -> None:
         self.label = label
         self.method = records[0]["cell"]["method"]
+        self.explicit = records[0]["cell"].get("explicit", False)
         self.tasks: dict[str, dict[int | None, CellRecord]] = {}
         for record in records:
             cell = record["cell"]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from icrbench.report.leaderboard import AVERAGE, Row, Table
 from icrbench.report.origin import compact, one_line
-from icrbench.report.text.names import display_name, form_notes
+from icrbench.report.text.names import display_name, explicit_notes, form_notes
 from icrbench.store.records import CellRecord
 
 
@@ -24,6 +24,8 @@ def notes(table: Table) -> list[str]:
     lines += [_test_note()] if any(row.scores[AVERAGE].versus for row in table.rows) else []
     lines += [_change_note(table)] if any(row.change for row in table.rows) else []
     lines += [_seed_note(table.rows), *form_notes(row.label for row in table.rows)]
+    lines += explicit_notes(row.explicit for row in table.rows)
+    lines += _not_applicable(table)
     statuses = {score.status for row in table.rows for score in row.scores.values()}
     if "missing" in statuses or "failed" in statuses:
         lines.append("—: not run. An average needs all its tasks with all seeds, otherwise it is left empty.")
@@ -33,6 +35,27 @@ def notes(table: Table) -> list[str]:
     records = [record for _, record in table.group.records]
     lines += [*_budgets(table), *overlap(records, table.group.clean), *_truncated(table)]
     return [one_line(line) for line in lines]
+
+
+def _not_applicable(table: Table) -> list[str]:
+    """Which rows have no cells on some tasks, since they learn from labelled rows of the task itself."""
+    if table.group.protocol != "paper":
+        return []
+    by_label = table.group.by_label()
+    rows = [
+        row
+        for row in table.rows
+        if any(record["cell"].get("own_rows", False) for record in by_label.get(row.label, []))
+    ]
+    roles = {record["cell"]["task"]: record["task"]["role"] for _, record in table.group.records}
+    without = [column.title for column in table.columns if roles.get(column.name, "id") != "id"]
+    if not rows or not without:
+        return []
+    names = ", ".join(row.name for row in rows)
+    return [
+        f"Not applicable to {', '.join(without)}: {names}. They need labelled rows of the task itself, which this "
+        "protocol keeps from methods."
+    ]
 
 
 def _data_note(table: Table) -> str:

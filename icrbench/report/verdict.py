@@ -198,8 +198,8 @@ def _next(ranked: list[Row]) -> tuple[tuple[str, str], ...]:
 
 def _implicit(leader: Row, ranked: list[Row]) -> tuple[tuple[str, str], ...]:
     """The best method that does what the page asks for, where the winner is the one that reads its examples."""
-    others = [row for row in ranked if row.method not in REFERENCES]
-    if leader.method != "few_shot" or not others:
+    others = [row for row in ranked if row.method not in REFERENCES and not row.explicit]
+    if not leader.explicit or not others:
         return ()
     best = max(others, key=lambda row: row.scores[AVERAGE].mean or 0.0)
     score = best.scores[AVERAGE]

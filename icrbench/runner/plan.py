@@ -47,10 +47,28 @@ def plan(request: Request, datasets: Datasets) -> list[Unit]:
     ]
 
 
+def not_applicable(request: Request, datasets: Datasets) -> list[str]:
+    """A sentence for every method that has no cell on some of the tasks asked for."""
+    found = []
+    for method in request.methods:
+        wanted = [task.name for task in request.tasks if _wanted(request, method, task.name)]
+        without = [name for name in wanted if not datasets.applies(method.method, name)]
+        if without:
+            found.append(
+                f"{method.label} is not applicable to {', '.join(without)}: it needs labelled rows of the task itself,"
+                f" which protocol {request.rules.protocol} keeps from methods."
+            )
+    return found
+
+
+def _wanted(request: Request, method: LabelledMethod, task: str) -> bool:
+    return task in request.only.get(method.label, frozenset([task]))
+
+
 def _units(request: Request, datasets: Datasets, method: LabelledMethod, seed: int | None) -> Iterator[Unit]:
     groups: dict[tuple[str | None, str | None], list[Cell]] = {}
     for task in request.tasks:
-        if task.name in request.only.get(method.label, frozenset([task.name])):
+        if _wanted(request, method, task.name) and datasets.applies(method.method, task.name):
             target = datasets.target(method.method, task.name)
             alone = task.name if method.method.scope is Scope.NONE else None
             groups.setdefault((target, alone), []).append(Cell(method, task.name, seed))

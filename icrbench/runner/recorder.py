@@ -95,6 +95,8 @@ class Recorder:
                 "seed": cell.seed,
                 "protocol": rules.protocol,
                 "clean": rules.clean,
+                "explicit": cell.method.method.explicit,
+                "own_rows": cell.method.method.own_rows,
             },
             "identity": identity,
             "task": {"title": data.task.title, "role": data.task.role, "n_options": data.task.max_options},

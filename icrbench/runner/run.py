@@ -8,7 +8,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from icrbench.backbone import Backbone
 from icrbench.protocol import Datasets
-from icrbench.runner.plan import plan
+from icrbench.runner.plan import not_applicable, plan
 from icrbench.runner.recorder import Recorder, Tally
 from icrbench.runner.request import Request
 from icrbench.runner.worker import Worker
@@ -31,6 +31,8 @@ def run(request: Request, *, quiet: bool = False) -> int:
     store = Store(request.out)
     store.check_writable()
     datasets = request.datasets()
+    for sentence in not_applicable(request, datasets):
+        say(sentence)
     failed = 0
     for model in request.models:
         backbone = request.load(model)

@@ -52,6 +52,10 @@ class Cell(TypedDict):
     """None when the method has no randomness: the one record stands for every seed."""
     protocol: str
     clean: bool
+    explicit: NotRequired[bool]
+    """Whether demonstrations stood before every query; older records lack it, and what follows."""
+    own_rows: NotRequired[bool]
+    """Whether the method has no cells on tasks that give it no rows of their own."""
 
 
 class TaskSummary(TypedDict):

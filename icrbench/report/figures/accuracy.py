@@ -155,7 +155,7 @@ def seeds(table: Table) -> Figure | None:
     down = math.ceil(len(columns) / across)
     figure = new_figure(0.7 + down * (0.4 + 0.15 * len(table.rows)), WIDE if across > 1 else WIDTH)
     grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
-    grid[0, 0].set_yticks(range(len(table.rows)), [display_name(row.label) for row in table.rows])
+    grid[0, 0].set_yticks(range(len(table.rows)), [row.name for row in table.rows])
     grid[0, 0].set_ylim(len(table.rows) - 0.5, -0.5)
     for axes, column in zip(grid.flat, columns, strict=False):
         for place, row in enumerate(table.rows):

@@ -37,7 +37,7 @@ def table_data(table: Table) -> dict[str, Any]:
         "rows": [
             {
                 "label": row.label,
-                "name": display_name(row.label),
+                "name": row.name,
                 "seeds": row.seeds,
                 "collapse": row.collapse,
                 "reference": row.label == (group.variants_of or "zero_shot"),

@@ -49,11 +49,11 @@ def accuracy_sheet(selection: Selection, store: Store) -> Sheet:
         ("method", *titles, "Collapse"),
         tuple(
             (
-                Entry(row.name),
+                Entry(selection.name(row, label)),
                 *(Entry(_entry(found, column, numbers), table.rank(column.name, found)) for column in table.columns),
                 Entry("" if found.collapse is None else str(found.collapse)),
             )
-            for (row, _), found in zip(selection.rows, table.rows, strict=True)
+            for (row, label), found in zip(selection.rows, table.rows, strict=True)
         ),
     )
     lines = tuple(

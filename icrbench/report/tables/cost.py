@@ -43,7 +43,7 @@ def cost_sheet(selection: Selection) -> Sheet:
     """A block of the cost table."""
     found = {label: costs(selection, label) for _, label in selection.rows}
     rows = tuple(
-        (Entry(row.name), *(Entry(cost_text(name, found[label][name])) for name in _COST))
+        (Entry(selection.name(row, label)), *(Entry(cost_text(name, found[label][name])) for name in _COST))
         for row, label in selection.rows
     )
     lines = tuple(
@@ -65,7 +65,7 @@ def parameter_sheet(selection: Selection) -> Sheet:
     rows, lines = [], []
     for row, label in selection.rows:
         kept, formula = parameters(selection, label)
-        rows.append((Entry(row.name), Entry(spread(kept)), Entry(formula or MISSING)))
+        rows.append((Entry(selection.name(row, label)), Entry(spread(kept)), Entry(formula or MISSING)))
         values = {"mean": mean(kept), "min": min(kept), "max": max(kept)} if kept else {"mean": None}
         lines += [
             {**place(selection, row, label), "column": f"cached_{name}", "value": value, "formula": formula}

@@ -67,7 +67,7 @@ def _accuracy_sheet(selection: Selection, store: Store, model: str) -> Sheet:
             None if found.collapse is None else Decimal(found.collapse),
         )
         flagged = {flag.column for flag in flags if flag.row is paper}
-        entries += _three(row.name, {name: (*values[name], name in flagged) for name in names})
+        entries += _three(selection.name(row, label), {name: (*values[name], name in flagged) for name in names})
         lines += [
             {
                 **place(selection, row, label),
@@ -174,7 +174,7 @@ def _cost_sheet(selection: Selection) -> Sheet:
         paper, ours = pair
         shares = [None if value is None or not of else value / of for value, of in zip(pair, icr, strict=True)]
         texts = [_hours(paper), _hours(ours), _hours(_difference(*pair)), *(_share(share) for share in shares)]
-        entries.append((Entry(row.name), *map(Entry, texts)))
+        entries.append((Entry(selection.name(row, label)), *map(Entry, texts)))
         numbers = {"paper": _float(paper), "ours": _float(ours), "difference": _float(_difference(*pair))}
         lines.append({**place(selection, row, label), "paper_model": "Llama2-7B", "column": "fit_hours", **numbers})
     header = ("method", "Paper, V100 h", "Ours, h", "Difference", "Paper / ICR", "Ours / ICR")
@@ -195,7 +195,9 @@ def _parameter_sheet(selection: Selection) -> Sheet:
         paper = find(selection.experiment.published, "any", method_spec.split(row.method)[0], _FORMULA)
         theirs = paper.printed["cached_parameters"] if paper else None
         cached, formula = parameters(selection, label)
-        entries.append(tuple(map(Entry, (row.name, theirs or MISSING, formula or MISSING, spread(cached)))))
+        entries.append(
+            tuple(map(Entry, (selection.name(row, label), theirs or MISSING, formula or MISSING, spread(cached))))
+        )
         numbers = {"paper": theirs, "ours": formula, "cached_mean": mean(cached) if cached else None}
         lines.append({**place(selection, row, label), "column": "cached", **numbers})
     notes = (

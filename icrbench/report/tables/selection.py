@@ -10,7 +10,7 @@ from typing import Any
 from icrbench import method_spec
 from icrbench.experiments import Experiment, ExperimentRow
 from icrbench.report.groups import Group
-from icrbench.report.text.names import form_notes
+from icrbench.report.text.names import explicit_notes, form_notes, marked
 from icrbench.store.records import CellRecord
 
 
@@ -35,10 +35,18 @@ class Selection:
         there = self.group.by_label()
         return {label: there.get(label, []) for _, label in self.rows}
 
+    def name(self, row: ExperimentRow, label: str) -> str:
+        """What the table calls a row; an explicit one is marked."""
+        return marked(row.name, self._explicit(label))
+
     @property
     def form_notes(self) -> list[str]:
-        """A sentence for each method among the rows that is a form of our own."""
-        return form_notes(label for _, label in self.rows)
+        """A sentence for each method among the rows that is a form of our own, and one on the explicit ones."""
+        labels = [label for _, label in self.rows]
+        return [*form_notes(labels), *explicit_notes(map(self._explicit, labels))]
+
+    def _explicit(self, label: str) -> bool:
+        return any(record["cell"].get("explicit", False) for record in self.records[label])
 
     @property
     def filled(self) -> set[str]:

@@ -87,6 +87,7 @@ _LATEX = {
     "↓": r"$\downarrow$",
     "↑": r"$\uparrow$",
     "†": r"$\dagger$",
+    "‡": r"$\ddagger$",
     "α": r"$\alpha$",
     "γ": r"$\gamma$",
     "…": r"\dots{}",

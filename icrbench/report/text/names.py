@@ -6,6 +6,18 @@ _NAMES = {"ltv": "linear task vector", "m2iv": "M2IV-style"}
 _FORMS = {"m2iv": "our own form after M2IV (Li et al. 2025), not the authors' code"}
 """Forms of our own carry a name that says so, and a note below every table."""
 
+_MARK = "‡"
+
+
+def marked(name: str, explicit: bool) -> str:
+    """A name, marked if demonstrations stood before every query."""
+    return f"{name} {_MARK}" if explicit else name
+
+
+def explicit_notes(explicit: Iterable[bool]) -> list[str]:
+    """What the mark means, if one of these has it."""
+    return [f"{_MARK}: explicit, since demonstrations stand before every query."] if any(explicit) else []
+
 
 def display_name(label: str) -> str:
     """A label with the method's displayed name: ``m2iv:rank=4`` is "M2IV-style:rank=4"; most stay as they are."""

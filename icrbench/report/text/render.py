@@ -34,7 +34,7 @@ def grids(table: Table) -> list[Grid]:
     plain = [table.group.variants_of] if table.group.variants_of else []
     summary = tuple(
         (
-            Entry(display_name(row.label)),
+            Entry(row.name),
             *(Entry(accuracy(row, column, numbers), table.rank(column.name, row)) for column in averages),
             Entry("" if row.collapse is None else str(row.collapse)),
             Entry(_versus(row.scores[AVERAGE])),
@@ -44,14 +44,14 @@ def grids(table: Table) -> list[Grid]:
     )
     by_task = tuple(
         (
-            Entry(display_name(row.label)),
+            Entry(row.name),
             *(Entry(accuracy(row, column, numbers), table.rank(column.name, row)) for column in tasks),
         )
         for row in table.rows
     )
     intervals = tuple(
         (
-            Entry(display_name(row.label)),
+            Entry(row.name),
             *(Entry(_interval(row.scores[column.name])) for column in (*tasks, averages[-1])),
         )
         for row in table.rows
@@ -75,7 +75,7 @@ def cost_grid(table: Table) -> Grid:
         found = costs(own)
         rows.append(
             (
-                Entry(display_name(row.label)),
+                Entry(row.name),
                 Entry(spread(numbers)),
                 Entry(formula or MISSING),
                 *(Entry(cost_text(name, found[name])) for name in COSTS),
