@@ -7,8 +7,9 @@ from statistics import median
 import torch
 
 from icrbench.backbone import Backbone, make_batch
-from icrbench.backbone.prefix import expanded, prefix_cache
+from icrbench.backbone.prefix import expanded
 from icrbench.method import Fitted
+from icrbench.scoring.next_token import shared_keys
 
 ROUNDS = 3
 
@@ -44,7 +45,7 @@ def latency(
 def _once(backbone: Backbone, fitted: Fitted, tokens: list[int], shown: int, text: str) -> float:
     demonstrations = (tokens * (shown // len(tokens) + 1))[:shown]
     cached = bool(shown) and fitted.shares_prefix
-    prefix = prefix_cache(backbone, demonstrations) if cached else None
+    prefix = shared_keys(backbone, fitted, demonstrations) if cached else None
     own = tokens if cached else demonstrations + tokens
     batch = make_batch([own], [text], device=backbone.device, prefix_length=shown if cached else 0)
     begin = time.perf_counter()

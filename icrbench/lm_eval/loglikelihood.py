@@ -8,8 +8,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from icrbench.backbone import Backbone, make_batch
-from icrbench.backbone.prefix import SHORTEST_PREFIX, expanded, prefix_cache, shared_prefix
+from icrbench.backbone.prefix import SHORTEST_PREFIX, expanded, shared_prefix
 from icrbench.method import Fitted
+from icrbench.scoring.next_token import shared_keys
 
 LOGITS = 2**26  # entries of [positions, vocabulary] held at once
 # Fewer rows than this go through another matrix kernel, which rounds differently: lm-eval's own model sends whole
@@ -69,7 +70,7 @@ def answers(
     """
     shared = _shared(list(rows)) if fitted.shares_prefix else 0
     order = sorted(rows, key=lambda row: (-len(row.tokens), row.tokens))
-    prefix = prefix_cache(backbone, order[0].tokens[:shared]) if shared else None
+    prefix = shared_keys(backbone, fitted, order[0].tokens[:shared]) if shared else None
     for batch in batches(order, shared):
         yield from zip(
             batch, _batch(backbone, fitted, batch, [rows[row] for row in batch], shared, prefix), strict=True

@@ -84,7 +84,7 @@ def score(
     shared = shared_prefix([prompt.tokens for prompt in prompts]) if cacheable else 0
     results: dict[int, Scored] = {}
     with torch.inference_mode():
-        prefix = prefix_cache(backbone, prompts[0].tokens[:shared]) if shared else None
+        prefix = shared_keys(backbone, fitted, prompts[0].tokens[:shared]) if shared else None
         for rows in _plan(backbone, prompts, shared, options):
             logits = _retry_in_halves(
                 lambda part: _score_batch(
@@ -97,6 +97,12 @@ def score(
                 results[row] = Scored(prediction, row_logits, prompts[row])
             progress(len(rows))
     return [results[row] for row in range(len(prompts))]
+
+
+def shared_keys(backbone: Backbone, fitted: Fitted, tokens: Sequence[int]) -> DynamicCache:
+    """Keys and values of tokens that many prompts start with, under a method that promises `Fitted.shares_prefix`."""
+    with fitted.applied(backbone, make_batch([tokens], [""], device=backbone.device)):
+        return prefix_cache(backbone, tokens)
 
 
 def _plan(backbone: Backbone, prompts: Sequence[Prompt], shared: int, options: ScoringOptions) -> Iterator[list[int]]:
