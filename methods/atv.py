@@ -112,6 +112,7 @@ class ATV(Trained):
     train_per_domain: Count = 90
 
     scope: ClassVar[Scope] = Scope.UNIVERSAL
+    budget: ClassVar[tuple[str, ...]] = (*Trained.budget, "train_per_domain")
     fitted: ClassVar[type[Fitted]] = ATVFitted
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> ATVFitted:
@@ -131,7 +132,8 @@ class ATV(Trained):
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
         """The training prompts, forward and backward, every epoch."""
         names = [name for name in tokens if self.domains == "all" or name in self.domains.split("+")]
-        return COST_OF_TRAINING * self.epochs * self.train_per_domain * sum(tokens[name] for name in names)
+        asked = self.asked(self.train_per_domain * len(names))
+        return COST_OF_TRAINING * asked * sum(tokens[name] for name in names) / len(names)
 
     def _initial(self, backbone: Backbone, rng: Randomness) -> ATVFitted:
         """Uniform within ``1 / sqrt(d_s)``, as ``torch.nn.Linear`` starts."""

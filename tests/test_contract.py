@@ -28,6 +28,7 @@ from icrbench.registry import make_method, methods
 from icrbench.scoring.next_token import ScoringOptions, score
 from icrbench.scoring.prompting import Prompter
 from icrbench.store.artefact import Artefact
+from icrbench.util.errors import UserError
 from tiny import FAMILIES, tiny_backbone
 
 DOMAINS = ("agnews", "csqa", "piqa", "sst2", "trec")
@@ -88,6 +89,7 @@ ROWS = {
         {**FEW, "mean_prompts": 6, "effect_prompts": 3, "queries_per_set": 3, "filter_correct": False, "held_out": 4},
         neutral=scaled("vector"),
     ),
+    "hidden_calibration": Row({"rows_per_class": 3}),
     "hificl": Row({**TRAINED, "queries": 8, "own": "whole", "learning_rate": 0.05}, neutral=scaled("values.right")),
     "i2cl": Row({**FEW, "epochs": 2}, neutral=scaled("vectors", replaced={"coefficients": 1.0})),
     # Scaling to a norm and back rounds.
@@ -95,6 +97,7 @@ ROWS = {
     "iterative_vector": Row(
         {**FEW, "episodes": 4, "batch": 2, "held_out": 4, "strength": 0.5}, neutral=configured(strength=0.0)
     ),
+    "knn_prompting": Row({"rows_per_class": 3}),
     "label_anchor": Row(FEW),
     "learned_task_vector": Row({**FEW, **TRAINED, "held_out": 4, "every": 3}, neutral=scaled("vector")),
     "live": Row({**DISTILLED, "learning_rate": 0.05}, neutral=scaled("scales"), exact=False),
@@ -106,6 +109,10 @@ ROWS = {
     "m2iv": Row({**DISTILLED, "learning_rate": 0.05}, neutral=scaled("scales")),
     "mimic": Row({**DISTILLED, "learning_rate": 0.05}, neutral=scaled("shifts")),
     "soft_prompt": Row({**FEW, **TRAINED}),
+    "ttt": Row(
+        {**FEW, "sequences": 4, "batch_size": 2, "rank": 2, "learning_rate": 0.01, "shots_at_test": False},
+        neutral=lambda fitted: scaled(*(name for name in fitted.tensors if name.endswith(".B")))(fitted),
+    ),
     "zero_shot": Row(neutral=lambda fitted: fitted),
     "few_shot": Row({"per_class": 1, "per_task": 1}, neutral=configured(demonstrations=[])),
     "icr": Row(
@@ -123,6 +130,11 @@ ROWS = {
         },
         neutral=configured(alpha_scale=0.0),
     ),
+    "sadi": Row(
+        {"pairs": 4, "heads": "3", "strengths": "4", "held_out": 4},
+        neutral=configured(strength=1.0),
+    ),
+    "state_vector": Row({"shots": 4, "held_out": 4, "layer": 3}),
     "task_vector": Row({"per_class": 1, "per_task": 1, "held_out": 4}),
 }
 
@@ -196,6 +208,12 @@ def test_strength_zero_is_zero_shot(name: str, family: str) -> None:
         assert torch.equal(found, plain)
     else:
         torch.testing.assert_close(found, plain, atol=1e-5, rtol=0)
+
+
+@every_method
+def test_a_method_says_whether_it_shows_demonstrations(name: str) -> None:
+    shown = fitted_on(name, "llama").prefix(SST2, demo_test("sst2")[0])
+    assert make_method(name, ROWS[name].settings).explicit == bool(shown)
 
 
 @every_method
@@ -301,7 +319,11 @@ def test_fits_depend_on_the_seed_alone(name: str) -> None:
 @every_method
 def test_tasks_out_of_domain_are_fitted_on_the_in_domain_ones(name: str) -> None:
     backbone = tiny_backbone("llama")
-    assert logits_of(backbone, fitted_on(name, "llama", target=None)).isfinite().all()
+    if make_method(name, ROWS[name].settings).own_rows:
+        with pytest.raises(UserError, match="labelled rows of the task itself"):
+            fitted_on(name, "llama", target=None)
+    else:
+        assert logits_of(backbone, fitted_on(name, "llama", target=None)).isfinite().all()
 
 
 @every_method
@@ -338,6 +360,8 @@ def texts_read(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> Any:
 @every_method
 @pytest.mark.parametrize("target", ["sst2", None])
 def test_no_test_row_is_read(name: str, target: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if target is None and make_method(name, ROWS[name].settings).own_rows:
+        pytest.skip("is not fitted without rows of the task")
     with texts_read(tiny_backbone("llama"), monkeypatch) as seen:
         fitted = fitted_on.__wrapped__(name, "llama", target=target)
     stored = repr(fitted.config)

@@ -18,6 +18,7 @@ from icrbench.toolkit.encoder import sentence_encoder
 from icrbench.toolkit.universal import training_rows
 from icrbench.util.errors import UserError
 from method_setup import DOMAINS, DTYPES, Slow, Training, fit, logits, trained, zero_shot_questions
+from official import golden
 from tiny import FAMILIES, LAYERS, tiny_backbone
 
 __all__ = ["trained"]  # a fixture
@@ -62,6 +63,17 @@ def test_it_is_what_the_formula_says_in_float64(family: str, positions: str) -> 
         edits = {("block", layer): lambda h, layer=layer: add(layer, h) for layer in range(LAYERS)}
         wanted = slow.logits(own.prompt.tokens, edits)[-1]
         torch.testing.assert_close(found, wanted.float(), rtol=1e-3, atol=5e-3)
+
+
+def test_what_is_added_is_what_the_official_code_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = golden("atv")
+    backbone = tiny_backbone("llama")
+    vectors = torch.tensor(given["inputs"]["vectors"])
+    monkeypatch.setattr(ATVFitted, "vectors", lambda _self, _texts: 0.5 * vectors)
+    batch = make_batch(given["inputs"]["tokens"], ["", ""])
+    with torch.no_grad(), drawn().applied(backbone, batch):
+        found = backbone.logits(batch.at_last(backbone.hidden_states(batch)))
+    torch.testing.assert_close(found[:, :40], torch.tensor(given["expected"]["logits"]), rtol=1e-4, atol=1e-3)
 
 
 @families
