@@ -106,6 +106,8 @@ class LearnedTaskVector(Method):
     held_out: Count = 32
 
     scope: ClassVar[Scope] = Scope.TASK
+    trained: ClassVar[bool] = True
+    budget: ClassVar[tuple[str, ...]] = ("epochs", "batch_size")
     fitted: ClassVar[type[Fitted]] = LearnedTaskVectorFitted
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> LearnedTaskVectorFitted:

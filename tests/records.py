@@ -36,6 +36,7 @@ def record(
     environment: dict[str, Any] | None = None,
     truncated: int = 0,
     explicit: bool | None = None,
+    more: dict[str, Any] | None = None,
 ) -> CellRecord:
     method = label.split(":")[0]
     full_identity = {
@@ -56,6 +57,7 @@ def record(
         "seconds_fit": 0.0,
         "cached_parameters": 0,
         "prompt_tokens": 10,
+        **(more or {}),
     }
     made: Any = {
         "schema": SCHEMA_VERSION,

@@ -18,6 +18,7 @@ from transformers import DynamicCache
 
 from icr_setup import demo_test, pools
 from icrbench.backbone import Backbone, Batch, make_batch
+from icrbench.backbone.metering import metered
 from icrbench.backbone.reuse import Reused
 from icrbench.data.find_tasks import load_tasks
 from icrbench.data.sources import Demo, load
@@ -163,12 +164,19 @@ def data_of(name: str, target: str | None = "sst2") -> FitData:
     return FitData(pools(target), target, workspace())
 
 
+STEPS: dict[str, int] = {}
+"""Steps of an optimiser in the latest fit, by method."""
+
+
 @cache
 def fitted_on(
     name: str, family: str, dtype: torch.dtype = torch.float32, seed: int = 0, target: str | None = "sst2"
 ) -> Fitted:
-    method = make_method(name, ROWS[name].settings)
-    return method.fit(tiny_backbone(family, dtype), data_of(name, target), Randomness(seed))
+    method, backbone = make_method(name, ROWS[name].settings), tiny_backbone(family, dtype)
+    with metered(backbone) as cost:
+        fitted = method.fit(backbone, data_of(name, target), Randomness(seed))
+    STEPS[name] = cost.steps
+    return fitted
 
 
 def logits_of(
@@ -194,6 +202,15 @@ def fingerprint(backbone: Backbone) -> tuple[str, int, list[str]]:
         f"{name} {type(module).__name__} {sorted(vars(module))}" for name, module in backbone.model.named_modules()
     ]
     return digest.hexdigest(), hooks, modules
+
+
+@every_method
+def test_what_trains_by_gradient_says_so_and_its_budget_is_of_its_hyperparameters(name: str) -> None:
+    fitted_on(name, "llama")
+    method = make_method(name, ROWS[name].settings)
+    assert method.trained == (STEPS[name] > 0)
+    assert set(method.budget) <= set(method.hyperparameters())
+    assert methods()[name]().below_published() == {}
 
 
 @every_method

@@ -12,9 +12,10 @@ import pytest
 from icrbench.report import print_report, stats, write_report
 from icrbench.report.leaderboard import Row, Table, leaderboards
 from icrbench.report.notes import notes
+from icrbench.report.page.data import table_data
 from icrbench.report.text import render
 from icrbench.report.text.latex import PREAMBLE
-from icrbench.report.text.render import grids, latex, markdown, terminal
+from icrbench.report.text.render import escape_markdown, grids, latex, markdown, terminal
 from icrbench.store.rows import rows_file
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError
@@ -292,6 +293,23 @@ def test_two_results_for_one_cell_are_an_error_naming_the_file(store: Store) -> 
     add(store, "sst2", "icr", 0, answers(31), identity={"fit": "b"}, finished=later)
     with pytest.raises(UserError, match=rf"differ in fit: delete .*{old}\.json"):
         leaderboards(store)
+
+
+def test_a_method_with_less_than_its_paper_gives_it_is_named_below_the_table(store: Store) -> None:
+    fill(store, "zero_shot", None, [20], more={"below_published": {}, "fit_steps": 0, "fit_examples": 0})
+    assert not [note for note in notes(only(store)) if "budget" in note]
+    below = {"batch_size": [4, 8], "most_steps": [50, None]}
+    fill(store, "live", 0, [22], more={"below_published": below, "fit_steps": 50, "fit_examples": 200})
+    (note,) = [note for note in notes(only(store)) if "budget" in note]
+    assert note.startswith("Less than the published budget")
+    assert note.endswith(": live (batch_size 4 of 8, most_steps 50 of no limit).")
+    text = markdown([only(store)])
+    assert escape_markdown(note) in text
+    assert "Fit, steps" in text
+    details = {row["label"]: row["detail"] for row in table_data(only(store))["rows"]}
+    assert ("Training", "50 steps on 200 examples") in details["live"]["facts"]
+    assert ("Below the published budget", "batch_size 4 of 8, most_steps 50 of no limit") in details["live"]["facts"]
+    assert not {"Training", "Below the published budget"} & {name for name, _ in details["zero_shot"]["facts"]}
 
 
 def test_footnotes(store: Store) -> None:

@@ -53,6 +53,17 @@ def test_branches_add_up_to_the_residual_stream(family: str) -> None:
         assert torch.equal(seen[Site("block", layer)], residual[layer + 1])
 
 
+def test_nothing_is_held_of_the_columns_before_the_start() -> None:
+    backbone, batch = tiny_backbone("llama"), a_batch()
+    with captured(backbone, EVERYWHERE) as whole:
+        backbone.hidden_states(batch)
+    with captured(backbone, EVERYWHERE, start=5) as end:
+        backbone.hidden_states(batch)
+    for site, vectors in end.items():
+        assert torch.equal(vectors, whole[site][:, 5:])
+        assert vectors.untyped_storage().nbytes() == vectors.numel() * vectors.element_size()
+
+
 @families
 def test_heads_through_their_weights_add_up_to_the_attention(family: str) -> None:
     backbone, batch = tiny_backbone(family), a_batch()
