@@ -141,7 +141,10 @@ def _training(ran: Sequence[Result]) -> str:
     """Steps and examples of one fit; nothing where no fit was trained by gradient."""
     steps = sorted({result.get("fit_steps", 0) for result in ran})
     examples = sorted({result.get("fit_examples", 0) for result in ran})
-    return f"{_range(steps, '{:,}')} steps on {_range(examples, '{:,}')} examples" if any(steps) else ""
+    if not any(steps):
+        return ""
+    on = f" on {_range(examples, '{:,}')} examples" if any(examples) else ""  # unknown where passes are cut in two
+    return f"{_range(steps, '{:,}')} steps{on}"
 
 
 def _hyperparameters(records: Sequence[CellRecord]) -> dict[str, Any]:
