@@ -98,7 +98,7 @@ class Result(TypedDict):
     """Steps of an optimiser; 0 where nothing is trained by gradient."""
     fit_examples: NotRequired[int]
     """Sequences that gradients were taken of, as often as they were asked."""
-    below_published: NotRequired[Mapping[str, tuple[float | None, float | None]]]
+    below_published: NotRequired[dict[str, tuple[float | None, float | None]]]
     """Sizes that are below those published, which are the defaults: the value and the published; null is no limit."""
     fit_peak_bytes: NotRequired[int | None]
     fit_taken: NotRequired[dict[str, Any]]
