@@ -17,7 +17,7 @@ from icrbench.report import write_report
 from icrbench.report.every_eval_ever import export
 from icrbench.report.leaderboard import leaderboards
 from icrbench.store import index
-from icrbench.store.records import EXAMPLE_SCHEMA, identity_key
+from icrbench.store.records import EXAMPLE_SCHEMA
 from icrbench.store.rows import rows_file
 from icrbench.store.store import Store
 from icrbench.util.cache import sealed
@@ -102,7 +102,7 @@ def test_an_edited_record_is_refused_with_one_sentence(store: Store, old: str, n
         ({"identity": {"model": {"revision": "other"}}}, "its key is not that of its identity"),
         ({"result": None}, "status, result and error disagree"),
         ({"finished": 3}, "finished of the record is of another type"),
-        ({"cell": {"method": "icr"}}, "cell has no (label|model|task|seed|protocol|clean)"),
+        ({"cell": {"method": "icr"}}, "cell has no clean"),
     ],
 )
 def test_a_record_that_contradicts_itself_is_refused(store: Store, changes: dict[str, Any], problem: str) -> None:
@@ -254,14 +254,13 @@ VALUES = st.recursive(
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(VALUES, st.integers(0, 3), st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=4), st.booleans())
+@given(VALUES, st.integers(0, 3), st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=4))
 def test_a_record_without_a_hash_with_any_value_in_place_of_another_is_reported_or_refused(
     results: Path,
     tmp_path_factory: pytest.TempPathFactory,
     value: object,
     number: int,
     places: list[float],
-    renamed: bool,
 ) -> None:
     with copy_of(results, tmp_path_factory.mktemp("mutated")) as folder:
         path = sorted((folder / "cells").iterdir())[number]
@@ -274,10 +273,6 @@ def test_a_record_without_a_hash_with_any_value_in_place_of_another_is_reported_
             if not isinstance(part, dict) or not part:
                 break
         inner[name] = value
-        if renamed and isinstance(content["identity"], dict):
-            content["key"] = identity_key(content["identity"])
-            path.unlink()
-            path = path.with_name(f"{content['key']}.json")
         path.write_text(json.dumps(content))
         for write in (lambda: write_report(folder, folder / "out"), lambda: export(folder, folder / "out", "lab")):
             with contextlib.suppress(UserError):

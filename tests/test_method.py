@@ -17,6 +17,7 @@ from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.registry import make_method, methods
 from icrbench.store.artefact import Artefact, DamagedArtefact
+from icrbench.util.cache import sealed
 from icrbench.util.errors import UserError
 from reference import low_rank
 from tiny import tiny_backbone, tiny_model, tokenizer
@@ -251,12 +252,30 @@ def test_an_artefact_without_tensors(tmp_path: Path) -> None:
 
 
 def edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """Change what is stored, and its hash with it."""
+
     def damage(folder: Path) -> None:
         stored = json.loads((folder / "fitted.json").read_text("utf-8"))
+        del stored["sha256"]
         change(stored)
-        (folder / "fitted.json").write_text(json.dumps(stored))
+        (folder / "fitted.json").write_bytes(sealed(stored))
 
     return damage
+
+
+def unseen(old: str, new: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        text = (folder / "fitted.json").read_text("utf-8")
+        assert old in text
+        (folder / "fitted.json").write_text(text.replace(old, new), "utf-8")
+
+    return damage
+
+
+def of_format_2(folder: Path) -> None:
+    stored = json.loads((folder / "fitted.json").read_text("utf-8"))
+    stored = {name: value for name, value in stored.items() if name not in ("sha256", "files")}
+    (folder / "fitted.json").write_text(json.dumps({**stored, "format": 2, "weights_sha256": "0"}), "utf-8")
 
 
 def flip_a_bit(folder: Path) -> None:
@@ -275,18 +294,22 @@ def other_weights(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (lambda folder: (folder / "fitted.json").unlink(), "No such file"),
-        (lambda folder: (folder / "fitted.safetensors").unlink(), "No such file"),
-        (lambda folder: (folder / "fitted.json").write_text('{"format": 2'), "delimiter"),
-        (lambda folder: (folder / "fitted.json").write_bytes(b"\xff\xfe"), "utf-8"),
-        (lambda folder: (folder / "fitted.json").write_text("[]"), "list indices"),
-        (lambda folder: (folder / "fitted.json").write_text(""), "Expecting value"),
-        (lambda folder: (folder / "fitted.safetensors").write_bytes(b""), "header"),
-        (lambda folder: (folder / "fitted.safetensors").write_bytes(b"x" * 100), "header"),
-        (flip_a_bit, "do not match their hash"),
-        (other_weights, "do not match their hash"),
-        (edit(lambda stored: stored.update(format=1)), "format 1, this version reads 2"),
-        (edit(lambda stored: stored.pop("weights_sha256")), "weights_sha256"),
+        (lambda folder: (folder / "fitted.json").unlink(), "fitted.json is missing"),
+        (lambda folder: (folder / "fitted.safetensors").unlink(), "fitted.safetensors is missing"),
+        (lambda folder: (folder / "fitted.json").write_text('{"format": 3'), "does not end with a hash"),
+        (lambda folder: (folder / "fitted.json").write_bytes(b"\xff\xfe"), "does not end with a hash"),
+        (lambda folder: (folder / "fitted.json").write_text("[]"), "does not end with a hash"),
+        (lambda folder: (folder / "fitted.json").write_text(""), "does not end with a hash"),
+        (lambda folder: (folder / "fitted.safetensors").write_bytes(b""), "changed after it was written"),
+        (flip_a_bit, r"fitted.safetensors is damaged \(it was changed after it was written"),
+        (other_weights, "changed after it was written"),
+        (unseen('"layers": [', '"layers": [ '), r"fitted.json is damaged \(it was changed after it was written"),
+        (unseen("ünïcode", "ünicode"), "changed after it was written"),
+        (unseen('"tokens": 90', '"tokens": 9'), "changed after it was written"),
+        (unseen('"rank": ', '"rank": 1'), "changed after it was written"),
+        (of_format_2, "format 2, this version reads 3"),
+        (edit(lambda stored: stored.update(format=1)), "format 1, this version reads 3"),
+        (edit(lambda stored: stored.pop("files")), "files"),
         (edit(lambda stored: stored.pop("method")), "method"),
         (edit(lambda stored: stored.update(hyperparameters=None)), "NoneType"),
         (edit(lambda stored: stored.update(model=None)), "NoneType"),
@@ -341,12 +364,13 @@ def test_the_same_weights_are_fine(dtype: torch.dtype, revision: Revision, tmp_p
     assert Artefact.load(tmp_path, renamed).method == make_method("example", {})
 
 
-def test_saving_again_replaces(tmp_path: Path) -> None:
+def test_what_is_there_stays(tmp_path: Path) -> None:
+    """As where two processes make one fit, and locks do nothing: no weights of one beside the json of another."""
     backbone = tiny_backbone("llama")
     an_artefact(backbone, rank=3).save(tmp_path)
     second = an_artefact(backbone, rank=4)
     second.fitted.tensors["row"] = torch.zeros(4)
     second.save(tmp_path)
     read = Artefact.load(tmp_path, backbone)
-    assert read.method.hyperparameters()["rank"] == 4
-    assert not read.fitted.tensors["row"].any()
+    assert read.method.hyperparameters()["rank"] == 3
+    assert read.fitted.tensors["row"].any()

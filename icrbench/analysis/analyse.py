@@ -47,7 +47,7 @@ def analyse(asked: Request, *, quiet: bool = False) -> list[Path]:
         for method in asked.methods:
             for seed in asked.seeds if method.method.seeded else [None]:
                 about = {"model": backbone.revision.name, "label": method.label, "seed": seed, "tasks": tasks}
-                fits = {task: worker.fitted(Cell(method, task, seed))[0] for task in tasks}
+                fits = {task: worker.fitted(Cell(method, task, seed)).fitted for task in tasks}
                 first = fits[tasks[0]]
                 shown.setdefault(method.label, (first, int(first.config.get("tokens", 0))))
                 if method.method.scope is not Scope.NONE and not first.shares_prefix:  # words change without a prompt

@@ -6,9 +6,10 @@ import subprocess
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
+
+from icrbench.store.records import Environment
 
 PACKAGES = (
     "icrbench",
@@ -24,7 +25,7 @@ PACKAGES = (
 
 
 @cache
-def environment() -> dict[str, Any]:
+def environment() -> Environment:
     """Versions, machine and commit, for a record; none of it is part of a cell's identity."""
     # A package installed below somebody's repository is not in that repository: its commit says nothing.
     ours = _git("ls-files", "--error-unmatch", Path(__file__).name) is not None

@@ -9,7 +9,7 @@ from icrbench.runner.environment import environment
 from icrbench.runner.plan import Cell
 from icrbench.runner.request import Request
 from icrbench.runner.worker import Outcome, Worker
-from icrbench.store.records import SCHEMA_VERSION, CellRecord, Failure, identity_key
+from icrbench.store.records import SCHEMA_VERSION, CellRecord, Environment, Failure, identity_key
 from icrbench.store.store import Store
 from icrbench.util.progress import say
 
@@ -46,7 +46,7 @@ class Recorder:
         self._store = store
         self._total = total
         self._number = 0
-        self._environment = {**environment(), "command": request.command}
+        self._environment: Environment = {**environment(), "command": request.command}
         self.tally = Tally()
 
     def unfinished(self, cells: Sequence[Cell]) -> Generator[Cell]:
@@ -112,6 +112,7 @@ class Recorder:
                     "clean": rules.clean,
                 },
             },
+            "fit": outcome.fit,
             "result": outcome.result,
             "error": None if outcome.error is None else _failure(outcome.error),
             "environment": self._environment,

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,7 +10,7 @@ from icrbench.backbone import Backbone
 from icrbench.backbone.metering import Cost, metered
 from icrbench.backbone.reuse import Reused
 from icrbench.data.task import Example
-from icrbench.method import Fitted, Method
+from icrbench.method import Fitted, Scope
 from icrbench.protocol import Datasets
 from icrbench.randomness import Randomness
 from icrbench.runner.fits import Fits
@@ -19,7 +19,7 @@ from icrbench.runner.plan import Cell
 from icrbench.runner.request import Request
 from icrbench.scoring.next_token import Scored, score
 from icrbench.scoring.prompting import Prompter
-from icrbench.store.artefact import DamagedArtefact
+from icrbench.store.artefact import Artefact
 from icrbench.store.records import Result
 from icrbench.store.store import Store
 from icrbench.util.progress import bar
@@ -34,6 +34,7 @@ class Outcome:
         started, finished: when.
         result: its numbers; None if it failed.
         rows: one an example, with the columns of ``EXAMPLE_SCHEMA``; empty if it failed.
+        fit: hash of the stored fit that it was scored with; None if it has none, or failed.
         error: why it failed.
     """
 
@@ -42,6 +43,7 @@ class Outcome:
     finished: datetime
     result: Result | None
     rows: Sequence[Mapping[str, Any]]
+    fit: str | None
     error: Exception | None
 
 
@@ -75,25 +77,21 @@ class Worker:
         """Fit and score cells one by one, each when the outcome of the last has been taken.
 
         Whatever a method does wrong costs its own cells.
-
-        Raises:
-            DamagedArtefact: if a stored fit cannot be read: nothing is recorded until the user has seen to it.
         """
         for cell in cells:
             started = datetime.now(UTC)
             result: Result | None = None
             rows: list[dict[str, Any]] = []
             failure: Exception | None = None
+            fit: str | None = None
             try:
-                result, rows = self._run(cell)
-            except DamagedArtefact:
-                raise
+                result, rows, fit = self._run(cell)
             except Exception as error:
                 failure = error
-            yield Outcome(cell, started, datetime.now(UTC), result, rows, failure)
+            yield Outcome(cell, started, datetime.now(UTC), result, rows, fit, failure)
 
-    def fitted(self, cell: Cell) -> tuple[Fitted, Cost]:
-        """Return the cell's fit and what it took."""
+    def fitted(self, cell: Cell) -> Artefact:
+        """Return the cell's fit."""
         method = cell.method.method
         folder = self._store.fit_folder(self.identity(cell))
         return self._fits.get(method, folder, lambda: self._fit(cell), str(cell))
@@ -105,14 +103,15 @@ class Worker:
             fitted = method.fit(self.backbone, data, Randomness(cell.seed or 0))
         return fitted, cost
 
-    def _run(self, cell: Cell) -> tuple[Result, list[dict[str, Any]]]:
-        fitted, cost = self.fitted(cell)
+    def _run(self, cell: Cell) -> tuple[Result, list[dict[str, Any]], str | None]:
+        artefact = self.fitted(cell)
         examples = self._datasets.test(cell.task)
         begin = time.perf_counter()
-        scored = self._score(cell, fitted, examples)
+        scored = self._score(cell, artefact.fitted, examples)
         seconds = time.perf_counter() - begin
         rows = [_row(example, answer) for example, answer in zip(examples, scored, strict=True)]
-        return _result(cell.method.method, rows, seconds, fitted, cost), rows
+        stored = artefact.method.scope is not Scope.NONE
+        return _result(rows, seconds, artefact), rows, artefact.sha256 if stored else None
 
     def _score(self, cell: Cell, fitted: Fitted, examples: Sequence[Example]) -> list[Scored]:
         task, options = self._datasets.tasks[cell.task], self._request.scoring
@@ -133,7 +132,8 @@ def _row(example: Example, scored: Scored) -> dict[str, Any]:
     }
 
 
-def _result(method: Method, rows: Sequence[Mapping[str, Any]], seconds: float, fitted: Fitted, cost: Cost) -> Result:
+def _result(rows: Sequence[Mapping[str, Any]], seconds: float, artefact: Artefact) -> Result:
+    fitted, cost = artefact.fitted, artefact.cost
     correct = sum(bool(row["correct"]) for row in rows)
     return {
         "accuracy": correct / len(rows),
@@ -146,8 +146,9 @@ def _result(method: Method, rows: Sequence[Mapping[str, Any]], seconds: float, f
         "fit_tokens": cost.tokens,
         "fit_steps": cost.steps,
         "fit_examples": cost.examples,
-        "below_published": method.below_published(),
+        "below_published": artefact.method.below_published(),
         "fit_peak_bytes": cost.peak_bytes,
+        "fit_taken": None if cost.taken is None else asdict(cost.taken),
         "cached_parameters": fitted.cached_parameters,
         "cached_formula": fitted.formula,
         "prompt_tokens": sum(int(row["prompt_tokens"]) for row in rows),

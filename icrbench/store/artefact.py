@@ -1,28 +1,39 @@
-"""Fitted methods as stored in a folder."""
+"""Fitted methods as stored in a folder, which is written whole or not at all and checked when it is read."""
 
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from icrbench.backbone import Backbone
 from icrbench.backbone.metering import Cost
 from icrbench.method import Fitted, Method
 from icrbench.registry import make_method
+from icrbench.util.cache import Damaged, verified, write_kept
 from icrbench.util.errors import UserError
-from icrbench.util.files import write_atomic
 
-FORMAT = 2  # of stored artefacts
+FORMAT = 3  # of stored artefacts
+DESCRIPTION = "fitted.json"
 
 
 class DamagedArtefact(UserError):
-    """A stored fit that cannot be read, or belongs to something else."""
+    """A stored fit that cannot be read, or belongs to something else.
+
+    Attributes:
+        problem: what is wrong, without what to do about it.
+    """
+
+    def __init__(self, problem: str, remedy: str = "delete it, and it is fitted again") -> None:
+        super().__init__(f"{problem}: {remedy}.")
+        self.problem = problem
 
 
 @dataclass(frozen=True)
@@ -33,7 +44,7 @@ class Artefact:
         method: what was fitted.
         fitted: the outcome.
         model: identity of the backbone it was fitted on.
-        cost: what the fit took.
+        cost: of the fit.
     """
 
     method: Method
@@ -41,9 +52,9 @@ class Artefact:
     model: Mapping[str, Any] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
 
-    @property
+    @cached_property
     def sha256(self) -> str:
-        """Hash of everything stored, first 16 hex digits."""
+        """Hash of everything stored but the cost, first 16 hex digits: the same for a fit that is made again."""
         content = json.dumps(self._description(), sort_keys=True).encode() + save(_contiguous(self.fitted.tensors))
         return hashlib.sha256(content).hexdigest()[:16]
 
@@ -57,15 +68,18 @@ class Artefact:
         }
 
     def save(self, folder: Path) -> None:
-        """Write the artefact; the json file comes last, so a folder that has it is whole."""
-        weights = save(_contiguous(self.fitted.tensors))
-        description = {
-            **self._description(),
-            "cost": asdict(self.cost),
-            "weights_sha256": hashlib.sha256(weights).hexdigest(),
-        }
-        write_atomic(folder / "fitted.safetensors", weights)
-        write_atomic(folder / "fitted.json", json.dumps(description, indent=1, ensure_ascii=False) + "\n")
+        """Write the artefact; a fit that another process has put there meanwhile stays.
+
+        Raises:
+            UserError: if the folder cannot be written.
+            TypeError, ValueError: if the configuration is not json-able.
+        """
+
+        def fill(temporary: Path) -> dict[str, Any]:
+            save_file(_contiguous(self.fitted.tensors), temporary / "fitted.safetensors")
+            return {**self._description(), "cost": asdict(self.cost)}
+
+        write_kept(folder, fill, DESCRIPTION)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -73,24 +87,20 @@ class Artefact:
 
         Raises:
             DamagedArtefact: if files are missing, damaged or of another format.
+            UserError: if a file may not be read.
         """
-        source = folder / "fitted.json"
         try:
-            stored = json.loads(source.read_text("utf-8"))
-            weights = (folder / "fitted.safetensors").read_bytes()
-            tensors = load_file(folder / "fitted.safetensors")
-            if hashlib.sha256(weights).hexdigest() != stored["weights_sha256"]:
-                raise ValueError("the weights do not match their hash")
+            stored = verified(folder, DESCRIPTION)
+        except (FileNotFoundError, Damaged) as error:
+            raise _unreadable(folder, error) from error
+        try:
             if stored["format"] != FORMAT:
                 raise ValueError(f"format {stored['format']}, this version reads {FORMAT}")
+            tensors = load_file(folder / "fitted.safetensors")
             method = make_method(stored["method"], stored["hyperparameters"])
-            config, model, cost = dict(stored["config"]), dict(stored["model"]), Cost(**stored["cost"])
+            config, model, cost = dict(stored["config"]), dict(stored["model"]), Cost.read(stored["cost"])
         except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError, UserError) as error:
-            problem = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise DamagedArtefact(
-                f"{folder} does not hold a fitted method that can be read ({problem}): delete it, and it is"
-                " fitted again."
-            ) from error
+            raise _unreadable(folder, error) from error
         return cls(method, type(method).fitted(config, tensors), model, cost)
 
     @classmethod
@@ -110,9 +120,19 @@ class Artefact:
         if not allow_model and not same_weights(model, here):
             raise DamagedArtefact(
                 f"{folder} was fitted on {model.get('location')}@{model.get('revision')}, not on"
-                f" {here['location']}@{here['revision']}: use the model it was fitted on."
+                f" {here['location']}@{here['revision']}",
+                "use the model it was fitted on",
             )
         return artefact
+
+
+def _unreadable(folder: Path, error: Exception) -> DamagedArtefact:
+    problem = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+        found = json.loads((folder / DESCRIPTION).read_bytes())["format"]
+        if found != FORMAT:  # an older version's, whose json had no hash
+            problem = f"format {found}, this version reads {FORMAT}"
+    return DamagedArtefact(f"{folder} does not hold a fitted method that can be read ({problem})")
 
 
 def same_weights(stored: Mapping[str, Any], here: Mapping[str, Any]) -> bool:

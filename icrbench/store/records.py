@@ -66,6 +66,14 @@ class TaskSummary(TypedDict):
     n_options: int
 
 
+class Contamination(TypedDict, total=False):
+    """What of the test rows a method may have seen in training."""
+
+    pairs: dict[str, int]
+    """Test rows that share texts with a train pool, by "train->test"."""
+    clean: bool
+
+
 class DataSummary(TypedDict):
     """Which examples were scored."""
 
@@ -78,7 +86,7 @@ class DataSummary(TypedDict):
     sha256: dict[str, str]
     n_test_full: int
     limit: int | None
-    contamination: dict[str, Any]
+    contamination: Contamination
 
 
 class Result(TypedDict):
@@ -101,8 +109,8 @@ class Result(TypedDict):
     below_published: NotRequired[dict[str, tuple[float | None, float | None]]]
     """Sizes that are below those published, which are the defaults: the value and the published; null is no limit."""
     fit_peak_bytes: NotRequired[int | None]
-    fit_taken: NotRequired[dict[str, Any]]
-    """What the fit really took: the same four, less of what was there already."""
+    fit_taken: NotRequired[dict[str, Any] | None]
+    """What the fit really took (`Cost`), without what was in a cache already."""
     cached_parameters: int
     cached_formula: NotRequired[str]
     prompt_tokens: int
@@ -114,6 +122,17 @@ class Failure(TypedDict):
     type: str
     message: str
     traceback: str
+
+
+class Environment(TypedDict, total=False):
+    """With what a result was made; none of it is part of its identity."""
+
+    python: str
+    packages: dict[str, str | None]
+    machine: str
+    commit: str | None
+    dirty: bool
+    command: str
 
 
 class CellRecord(TypedDict):
@@ -132,7 +151,7 @@ class CellRecord(TypedDict):
     """Hash of the stored fit that the cell was scored with; None for a method that has none."""
     result: Result | None
     error: Failure | None
-    environment: dict[str, Any]
+    environment: Environment
     started: str
     finished: str
     examples_sha256: NotRequired[str | None]
@@ -186,17 +205,12 @@ def read_record(path: Path) -> CellRecord:
 def _check(record: Mapping[str, Any]) -> None:
     """Refuse values of other types than were written, and values that contradict each other."""
     _check_types("the record", record, CellRecord)
-    for name, kind in (("cell", Cell), ("task", TaskSummary), ("data", DataSummary)):
-        _check_types(name, record[name], kind)
     if identity_key(record["identity"]) != record["key"]:
         raise ValueError("its key is not that of its identity")
     result, error = record["result"], record["error"]
     if (result is None, error is None) != ((False, True) if record["status"] == "ok" else (True, False)):
         raise ValueError("status, result and error disagree")
-    if error is not None:
-        _check_types("error", error, Failure)
     if result is not None:
-        _check_types("result", result, Result)
         if not 0 <= result["correct"] <= result["n"] or not result["n"]:
             raise ValueError("it has other than 0 to n right answers")
         if result["accuracy"] != result["correct"] / result["n"]:
@@ -204,30 +218,49 @@ def _check(record: Mapping[str, Any]) -> None:
 
 
 def _check_types(what: str, values: Mapping[str, Any], kind: Any) -> None:
-    types = _TYPES[kind]
+    missing = kind.__required_keys__ - values.keys()
+    if missing:
+        raise ValueError(f"{what} has no {min(missing)}")
+    fields = _FIELDS[kind]
     for name, value in values.items():
-        if name in types and type(value) not in types[name]:
+        if name not in fields:
+            continue
+        types, inner = fields[name]
+        if type(value) not in types:
             raise ValueError(f"{name} of {what} is of another type")
-    for name in kind.__required_keys__:
-        if name not in values:
-            raise ValueError(f"{what} has no {name}")
+        if inner is None or type(value) is not dict:
+            continue
+        if isinstance(inner, tuple):
+            if any(type(part) not in inner for part in value.values()):
+                raise ValueError(f"{name} of {what} holds values of another type")
+        else:
+            _check_types(name, value, inner)
 
 
 def _types(hint: Any) -> tuple[type, ...]:
     """The types of the values that a field of a record holds."""
-    inner = get_args(hint)
     if get_origin(hint) is Literal:
         return (str,)
     if get_origin(hint) is NotRequired or isinstance(hint, UnionType):
-        return tuple(kind for item in inner for kind in _types(item))
-    if get_origin(hint) is dict or is_typeddict(hint):
+        return tuple(kind for item in get_args(hint) for kind in _types(item))
+    if get_origin(hint) in (dict, Mapping) or is_typeddict(hint):
         return (dict,)
     return {float: (float, int), None: (NoneType,)}.get(hint, (hint,))
 
 
-_TYPES = {
-    kind: {name: _types(hint) for name, hint in get_type_hints(kind).items()}
-    for kind in (Cell, TaskSummary, DataSummary, Result, Failure, CellRecord)
+def _inner(hint: Any) -> Any:
+    """What is known of a field that holds a dict: its `TypedDict`, or the types of its values; None of others."""
+    inner = get_args(hint)
+    if get_origin(hint) is NotRequired or isinstance(hint, UnionType):
+        return next((found for item in inner if (found := _inner(item)) is not None), None)
+    if get_origin(hint) is dict and inner[1] is not Any:
+        return _types(inner[1])
+    return hint if is_typeddict(hint) else None
+
+
+_FIELDS = {
+    kind: {name: (_types(hint), _inner(hint)) for name, hint in get_type_hints(kind).items()}
+    for kind in (CellRecord, Cell, TaskSummary, DataSummary, Contamination, Result, Failure, Environment)
 }
 
 

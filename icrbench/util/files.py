@@ -46,7 +46,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside ``path``; on a clean exit its files are synced and it is renamed to ``path``.
 
-    If ``path`` is there by then, it stays, and what was written is dropped: another process was faster.
+    If ``path`` holds files by then, they stay, and what was written is dropped: another process was faster.
 
     Raises:
         UserError: if the folder cannot be made or written.
@@ -63,9 +63,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             file.chmod(temporary.stat().st_mode & (0o777 if file.is_dir() else 0o666))
             _sync(file)
         _sync(temporary)
-        if not path.exists():
-            with suppress(FileExistsError):  # a folder that holds files is never replaced
-                _rename_folder(temporary, path)
+        with suppress(FileExistsError):  # a folder that holds files is never replaced
+            _rename_folder(temporary, path)
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:
