@@ -17,7 +17,7 @@ from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.distillation import answer_loss
 from icrbench.toolkit.episodes import Episodes, Question, Questions, demonstration_tokens
-from icrbench.toolkit.optimisation import Schedule, optimise
+from icrbench.toolkit.optimisation import Schedule, epoch_means, optimise
 from icrbench.toolkit.reading import text_end_vectors
 from icrbench.toolkit.selection import question_batch
 from icrbench.util.bounds import Count, NotNegative, Share
@@ -153,8 +153,7 @@ class I2CL(Method):
         schedule = Schedule(steps, self.warmup, self.weight_decay, clip=None, decay="whole_cosine")
         history = optimise([([coefficients], self.learning_rate)], loss, drawn(), schedule, "calibrating I2CL")
         a_pass = max(1, len(questions) // self.batch_size)
-        passes = [history[first : first + a_pass] for first in range(0, len(history), a_pass)]
-        return coefficients.cpu(), [sum(losses) / len(losses) for losses in passes]
+        return coefficients.cpu(), epoch_means(history, a_pass)
 
 
 def context_vectors(backbone: Backbone, texts: list[str]) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from icrbench.randomness import Randomness
 from icrbench.toolkit.distillation import COST_OF_TRAINING, answer_loss
 from icrbench.toolkit.episodes import Episodes, Question, Questions, demonstration_tokens, minibatches
 from icrbench.toolkit.layer_vector import LayerVector
-from icrbench.toolkit.optimisation import Schedule, optimise
+from icrbench.toolkit.optimisation import Schedule, epoch_means, optimise
 from icrbench.toolkit.reading import last_token_vectors
 from icrbench.toolkit.selection import by_accuracy, checked_layer, question_batch
 from icrbench.util.bounds import Count, NotNegative
@@ -160,7 +160,7 @@ class LearnedTaskVector(Method):
     ) -> LearnedTaskVectorFitted:
         """The vector of one block; ``size`` is the root mean square of the states there."""
         vector = torch.zeros(backbone.dims.hidden, device=backbone.device)
-        config = {"layer": layer, "where": self.where, "blocks": [layer], "sweep": []}
+        config: dict[str, Any] = {"layer": layer, "where": self.where, "blocks": [layer], "sweep": []}
         student = LearnedTaskVectorFitted(config, {"vector": vector})
 
         def loss(minibatch: Minibatch) -> Tensor:
@@ -176,9 +176,8 @@ class LearnedTaskVector(Method):
             Schedule(self.epochs * len(own), weight_decay=0.0),
             f"training {self.name}, block {layer}",
         )
-        epochs = [history[start : start + len(own)] for start in range(0, len(history), len(own))]
-        means = [sum(losses) / len(losses) for losses in epochs]
-        return LearnedTaskVectorFitted({**config, "loss": means}, {"vector": vector.cpu()})
+        config["loss"] = epoch_means(history, len(own))
+        return LearnedTaskVectorFitted(config, {"vector": vector.cpu()})
 
 
 def _end_states(backbone: Backbone, batch: Batch) -> Tensor:

@@ -85,6 +85,7 @@ ROWS = {
         {**TRAINED, "domains": "sst2", "train_per_domain": 6, "learning_rate": 0.05, "strength": 0.5},
         neutral=configured(strength=0.0),
     ),
+    "ct_kv": Row({**FEW, "epochs": 2, "learning_rate": 0.05}),
     "elicit": Row({"prompts": 3, "shots": 4, "k": 3, "held_out": 4, "layer": 3}, neutral=configured(vector_weight=0.0)),
     "function_vector": Row(
         {**FEW, "mean_prompts": 6, "effect_prompts": 3, "queries_per_set": 3, "filter_correct": False, "held_out": 4},

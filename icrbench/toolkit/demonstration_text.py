@@ -59,6 +59,11 @@ class Demonstrations:
         lengths = [len(own.task.answer(own.example)) for own in self.shown]
         return tokens_at(backbone, self.text, [end - length for end, length in zip(ends, lengths, strict=True)])
 
+    def spans(self, backbone: Backbone) -> list[tuple[int, int]]:
+        """First and behind the last token of each demonstration with the separator behind it; BOS is in none."""
+        starts = tokens_at(backbone, self.text, [start for start, _ in self._starts()])
+        return list(zip(starts, [*starts[1:], len(self.tokens)], strict=True))
+
     def _starts(self) -> Iterator[tuple[int, Labelled]]:
         """Each demonstration with the place of its first character."""
         start = 0

@@ -32,7 +32,7 @@ from icrbench.toolkit.episodes import (
     demonstration_tokens,
     minibatches,
 )
-from icrbench.toolkit.optimisation import Decay, Schedule, optimise
+from icrbench.toolkit.optimisation import Decay, Schedule, epoch_means, optimise
 from icrbench.toolkit.selection import question_batch
 from icrbench.util.bounds import Count, NotNegative, Positive, Share
 
@@ -262,8 +262,7 @@ class Trained(Method):
 
         groups = [([tensors[name]], rate) for name, rate in rates.items()]
         history = optimise(groups, loss, self._minibatches(lessons, rng), schedule, f"training {self.name}")
-        epochs = [history[start : start + per_epoch] for start in range(0, len(history), per_epoch)]
-        config = {**fitted.config, "loss": [sum(losses) / len(losses) for losses in epochs]}
+        config = {**fitted.config, "loss": epoch_means(history, per_epoch)}
         return type(fitted)(config, {name: tensor.cpu() for name, tensor in tensors.items()})
 
     def _minibatches(self, lessons: Sequence[Lesson], rng: Randomness) -> Iterator[list[Lesson]]:

@@ -97,3 +97,9 @@ def optimise(
     for parameter in parameters:
         parameter.requires_grad_(False)
     return history
+
+
+def epoch_means(history: Sequence[float], steps: int) -> list[float]:
+    """The mean loss of each epoch of some steps."""
+    epochs = [history[start : start + steps] for start in range(0, len(history), steps)]
+    return [sum(losses) / len(losses) for losses in epochs]
