@@ -127,7 +127,9 @@ def test_training_hides_what_it_says(family: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("family", ["gemma3", "gpt2"])
 def test_training_lowers_the_loss_and_leaves_float32(family: str) -> None:
-    trained = fit("ct_kv", tiny_backbone(family, torch.bfloat16), **{**QUICK, "per_class": 1, "epochs": 6, "dropout": 0.0})
+    trained = fit(
+        "ct_kv", tiny_backbone(family, torch.bfloat16), **{**QUICK, "per_class": 1, "epochs": 6, "dropout": 0.0}
+    )
     assert trained.config["loss"][-1] < trained.config["loss"][0]
     assert all(tensor.dtype == torch.float32 and not tensor.requires_grad for tensor in trained.tensors.values())
 
