@@ -1,24 +1,23 @@
 """Learned task vectors: a vector trained by gradient and added to the state in which a prompt ends."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from icrbench.backbone import Backbone, Batch
-from icrbench.backbone.last_token import prepared
+from icrbench.backbone import Backbone
 from icrbench.backbone.sites import Site
 from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
-from icrbench.toolkit.distillation import COST_OF_TRAINING, answer_loss
-from icrbench.toolkit.episodes import Episodes, Question, Questions, demonstration_tokens, minibatches
+from icrbench.toolkit.answer_training import fixed_minibatches, train_on_answers
+from icrbench.toolkit.distillation import COST_OF_TRAINING
+from icrbench.toolkit.episodes import Episodes, Questions, demonstration_tokens
 from icrbench.toolkit.layer_vector import LayerVector
-from icrbench.toolkit.optimisation import Schedule, epoch_means, optimise
+from icrbench.toolkit.optimisation import Schedule
 from icrbench.toolkit.reading import last_token_vectors
-from icrbench.toolkit.selection import by_accuracy, checked_layer, question_batch
+from icrbench.toolkit.selection import by_accuracy, checked_layer
 from icrbench.util.bounds import Count, NotNegative
 
 USUAL_BLOCKS = 24  # of a model, for estimates made before one is loaded
@@ -46,21 +45,6 @@ class LearnedTaskVectorFitted(LayerVector):
     def changed(self, states: Tensor, vector: Tensor) -> Tensor:
         """The sum."""
         return states + vector
-
-
-@dataclass(frozen=True)
-class Minibatch:
-    """Some rows, run as often as a block is trained: once an epoch.
-
-    Attributes:
-        questions: the rows.
-        batch: their prompts, or their last tokens behind the keys and values of all others.
-        states: runs them under what is applied to the model; final hidden states ``[B, d]`` at the prompts' ends.
-    """
-
-    questions: Sequence[Question]
-    batch: Batch
-    states: Callable[[], Tensor]
 
 
 @register("learned_task_vector")
@@ -117,9 +101,20 @@ class LearnedTaskVector(Method):
         questions = Questions(backbone)
         shown = questions.zero_shot(episodes.demonstrations())
         states = last_token_vectors(backbone, shown, [Site("block", layer) for layer in blocks])
-        own = list(self._minibatches(backbone, shown, rng))
+        own = fixed_minibatches(backbone, shown, self.batch_size, rng, last_token_only=self.where == "last")
         candidates = [
-            self._trained(backbone, layer, float(states[Site("block", layer)].square().mean().sqrt()), own, rng)
+            train_on_answers(
+                backbone,
+                LearnedTaskVectorFitted(
+                    {"layer": layer, "where": self.where, "blocks": [layer], "sweep": []},
+                    {"vector": torch.zeros(backbone.dims.hidden)},
+                ),
+                {"vector": self.learning_rate * float(states[Site("block", layer)].square().mean().sqrt())},
+                own,
+                Schedule(self.epochs * len(own), weight_decay=0.0),
+                rng,
+                f"training {self.name}, block {layer}",
+            )
             for layer in blocks
         ]
         if self.layer is not None:
@@ -142,43 +137,3 @@ class LearnedTaskVector(Method):
         if self.layer is not None:
             return [checked_layer(self, self.layer, backbone.dims.layers)]
         return list(range(0, backbone.dims.layers, self.every))
-
-    def _minibatches(self, backbone: Backbone, questions: Sequence[Question], rng: Randomness) -> Iterator[Minibatch]:
-        order = rng.python("minibatches").sample(list(questions), len(questions))
-        for start in range(0, len(order), self.batch_size):
-            own = order[start : start + self.batch_size]
-            if self.where == "all":
-                batch = question_batch(backbone, own)
-                yield Minibatch(own, batch, partial(_end_states, backbone, batch))
-            else:
-                sequences = [question.prompt.tokens for question in own]
-                ends = prepared(backbone, list(range(len(own))), sequences, [one.prompt.text for one in own])
-                yield Minibatch(own, ends.batch, ends.states)
-
-    def _trained(
-        self, backbone: Backbone, layer: int, size: float, own: Sequence[Minibatch], rng: Randomness
-    ) -> LearnedTaskVectorFitted:
-        """The vector of one block; ``size`` is the root mean square of the states there."""
-        vector = torch.zeros(backbone.dims.hidden, device=backbone.device)
-        config: dict[str, Any] = {"layer": layer, "where": self.where, "blocks": [layer], "sweep": []}
-        student = LearnedTaskVectorFitted(config, {"vector": vector})
-
-        def loss(minibatch: Minibatch) -> Tensor:
-            with student.applied(backbone, minibatch.batch):
-                states = minibatch.states()
-            return answer_loss(backbone.logits(states), minibatch.questions)
-
-        order = minibatches(len(own), 1, rng.python("training-order"))
-        history = optimise(
-            [([vector], self.learning_rate * size)],
-            loss,
-            (own[place] for (place,) in order),
-            Schedule(self.epochs * len(own), weight_decay=0.0),
-            f"training {self.name}, block {layer}",
-        )
-        config["loss"] = epoch_means(history, len(own))
-        return LearnedTaskVectorFitted(config, {"vector": vector.cpu()})
-
-
-def _end_states(backbone: Backbone, batch: Batch) -> Tensor:
-    return batch.at_last(backbone.hidden_states(batch))

@@ -24,6 +24,7 @@ from icrbench.data.find_tasks import load_tasks
 from icrbench.data.sources import Demo, load
 from icrbench.data.task import Example
 from icrbench.method import FitData, Fitted, Scope
+from icrbench.methods.reft import orthonormal
 from icrbench.randomness import Randomness
 from icrbench.registry import make_method, methods
 from icrbench.scoring.next_token import ScoringOptions, score
@@ -58,6 +59,13 @@ def configured(**values: Any) -> Callable[[Fitted], Fitted]:
         return type(fitted)({**fitted.config, **values}, dict(fitted.tensors))
 
     return neutral
+
+
+def with_its_own_value(fitted: Fitted) -> Fitted:
+    """LoReFT at strength 0: each direction takes the value that it has."""
+    tensors = dict(fitted.tensors)
+    own = {"weight": orthonormal(tensors["rotation"]).transpose(1, 2), "bias": torch.zeros_like(tensors["bias"])}
+    return type(fitted)(fitted.config, {**tensors, **own})
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,11 @@ ROWS = {
     "ltv": Row({"shots": 4, "queries": 8}, neutral=scaled("matrix")),
     "m2iv": Row({**DISTILLED, "learning_rate": 0.05}, neutral=scaled("scales")),
     "mimic": Row({**DISTILLED, "learning_rate": 0.05}, neutral=scaled("shifts")),
+    "reft": Row(
+        {**FEW, **TRAINED, "learning_rate": 0.01, "rank": 2, "positions": "f7+l7"},
+        neutral=with_its_own_value,
+        exact=False,
+    ),
     "soft_prompt": Row({**FEW, **TRAINED}),
     "ttt": Row(
         {**FEW, "sequences": 4, "batch_size": 2, "rank": 2, "learning_rate": 0.01, "shots_at_test": False},

@@ -6,6 +6,7 @@ context, never on how the pass that computes it was cut. `chosen_tokens` is that
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -19,8 +20,21 @@ Where = Literal["last", "all", "predicting"]
 and of what follows. ``predicting``: the context's last token and every token after it."""
 
 
+@dataclass(frozen=True)
+class Ends:
+    """The first and the last tokens of the context, at most half of the context each.
+
+    Attributes:
+        first: how many from its start, a beginning-of-sequence token among them.
+        last: how many before its end.
+    """
+
+    first: int
+    last: int
+
+
 @contextmanager
-def chosen_tokens(backbone: Backbone, batch: Batch, where: Where) -> Iterator[Callable[[], Tensor]]:
+def chosen_tokens(backbone: Backbone, batch: Batch, where: Where | Ends) -> Iterator[Callable[[], Tensor]]:
     """Yield a function for hooks: which tokens of the forward pass under way are meant, ``[B, T]`` bool.
 
     Args:
@@ -31,6 +45,7 @@ def chosen_tokens(backbone: Backbone, batch: Batch, where: Where) -> Iterator[Ca
     width = batch.input_ids.shape[1]
     prefix = batch.attention_mask.shape[1] - width
     real = batch.attention_mask[:, prefix:].bool()
+    ends = _ends(batch, real, where) if isinstance(where, Ends) else real
     span = (0, width)  # columns of the pass under way, counted from the first column of batch.input_ids
 
     def read(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -46,9 +61,19 @@ def chosen_tokens(backbone: Backbone, batch: Batch, where: Where) -> Iterator[Ca
         inside = columns < width
         # Columns beyond the batch are decoded tokens; those inside it may be padding.
         tokens = torch.where(inside, real[:, columns.clamp(max=width - 1)], True)
+        if isinstance(where, Ends):
+            return tokens & inside & ends[:, columns.clamp(max=width - 1)]
         if where == "last":
             return tokens & (columns == batch.last[:, None])
         return tokens if where == "all" else tokens & (columns >= batch.last[:, None])
 
     with forward_pre_hook(backbone.model.get_decoder(), read):
         yield chosen
+
+
+def _ends(batch: Batch, real: Tensor, ends: Ends) -> Tensor:
+    """Which of a batch's own tokens are at an end of the context, ``[B, T]`` bool."""
+    place = real.cumsum(1) - 1  # among the row's tokens
+    last = place[batch.rows, batch.last][:, None]
+    half = (last + 1) // 2
+    return (place < half.clamp(max=ends.first)) | ((place > last - half.clamp(max=ends.last)) & (place <= last))

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from icrbench.backbone import Backbone, Batch
-from icrbench.backbone.positions import Where, chosen_tokens
+from icrbench.backbone.positions import Ends, Where, chosen_tokens
 from icrbench.backbone.sites import Edit, Site, edited
 
 
 @contextmanager
-def steered(backbone: Backbone, batch: Batch, edits: Mapping[Site, Edit], where: Where) -> Iterator[None]:
+def steered(backbone: Backbone, batch: Batch, edits: Mapping[Site, Edit], where: Where | Ends) -> Iterator[None]:
     """Within the context, forward passes of ``batch`` (and its decoding) are edited at some tokens.
 
     Edits are computed in float32 and rounded to the model's number type. Tokens that are not chosen keep their vectors

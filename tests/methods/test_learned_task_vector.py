@@ -98,7 +98,7 @@ def test_steps_are_relative_to_the_size_of_the_states(monkeypatch: pytest.Monkey
         assert schedule.steps == 6
         return [0.0] * 6
 
-    monkeypatch.setattr("icrbench.methods.learned_task_vector.optimise", noted)
+    monkeypatch.setattr("icrbench.toolkit.answer_training.optimise", noted)
     backbone, asked = tiny_backbone("gemma3"), []
 
     def kept(_backbone: Any, questions: list[Question], sites: Any) -> Any:
