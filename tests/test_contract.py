@@ -130,6 +130,10 @@ ROWS = {
     ),
     "zero_shot": Row(neutral=lambda fitted: fitted),
     "few_shot": Row({"per_class": 1, "per_task": 1}, neutral=configured(demonstrations=[])),
+    "ia2": Row(
+        {**FEW, **TRAINED, "learning_rate": 0.01, "rank": 2},
+        neutral=lambda fitted: scaled(*(name for name in fitted.tensors if name.endswith(".B")))(fitted),
+    ),
     "icr": Row(
         {
             "rank": 2,

@@ -61,11 +61,20 @@ class Lesson:
     vectors: Mapping[Site, Tensor] = field(default_factory=dict)
 
 
-def taught(backbone: Backbone, episodes: Sequence[Episode], sites: Sequence[Site] = ()) -> list[Lesson]:
+def taught(
+    backbone: Backbone, episodes: Sequence[Episode], sites: Sequence[Site] = (), most: int | None = None
+) -> list[Lesson]:
     """What the frozen model makes of each query after its demonstrations, one lesson an episode.
 
     A final hidden state stands for the logits over the whole vocabulary, which would take a hundred times the memory.
     No lesson keeps anything of the demonstrations alive.
+
+    Args:
+        backbone: the model, with nothing applied to it.
+        episodes: queries with their demonstrations.
+        sites: whose vectors a lesson is to hold.
+        most: how many of the query's last tokens they are wanted of; all that it has in common with the zero-shot
+            prompt if not given.
     """
     questions = Questions(backbone)
     alone = questions.zero_shot(episode.query for episode in episodes)
@@ -74,6 +83,8 @@ def taught(backbone: Backbone, episodes: Sequence[Episode], sites: Sequence[Site
         min(_common_end(one.prompt.tokens, other), len(one.prompt.tokens) - 1)
         for one, other in zip(alone, shown, strict=True)
     ]
+    if most is not None:
+        common = [min(most, count) for count in common]
     found: dict[int, Lesson] = {}
     with torch.no_grad():
         texts = [question.prompt.text for question in alone]
