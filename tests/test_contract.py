@@ -93,6 +93,7 @@ ROWS = {
         {**TRAINED, "domains": "sst2", "train_per_domain": 6, "learning_rate": 0.05, "strength": 0.5},
         neutral=configured(strength=0.0),
     ),
+    "cartridges": Row({**FEW, **TRAINED, "queries": 8, "tokens": 6, "learning_rate": 0.05}),
     "ct_kv": Row({**FEW, "epochs": 2, "learning_rate": 0.05}),
     "elicit": Row({"prompts": 3, "shots": 4, "k": 3, "held_out": 4, "layer": 3}, neutral=configured(vector_weight=0.0)),
     "function_vector": Row(

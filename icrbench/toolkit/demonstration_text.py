@@ -26,9 +26,10 @@ class Demonstrations:
     tokens: tuple[int, ...]
 
     @classmethod
-    def fitting(cls, backbone: Backbone, shown: Sequence[Labelled]) -> "Demonstrations":
-        """As many of the last ones as leave a query room."""
+    def fitting(cls, backbone: Backbone, shown: Sequence[Labelled], most: int | None = None) -> "Demonstrations":
+        """As many of the last ones as leave a query room, and have no more than ``most`` tokens; at least one."""
         limit = backbone.max_length - min(MAX_QUERY_TOKENS, backbone.max_length // 2)
+        limit = limit if most is None else min(most, limit)
         shown = tuple(shown)
         while True:
             text = "".join(own.task.demonstration(own.example) + DEMONSTRATION_SEPARATOR for own in shown)
