@@ -63,7 +63,8 @@ class LearnedTaskVector(Method):
       square of their entries after the block, since the residual stream of some families grows tenfold and more from
       the first block to the last. It rises over a tenth of the steps and falls along half a cosine.
     - A vector is trained for every block tried, and the block is the one that answers most held-out train rows
-      rightly, of equals the lowest. After the last block a vector can only shift all logits: a label prior.
+      rightly, of equals the lowest. After the last block a vector does little more than shift the logits of all
+      prompts alike: a label prior.
     - With ``where=last`` nothing before the last token changes, so keys and values of all others are computed once;
       which rows share a step is therefore drawn once, and their order anew in every epoch.
 
@@ -71,7 +72,7 @@ class LearnedTaskVector(Method):
         per_class: rows per class.
         per_task: rows per in-domain task, for tasks without rows of their own.
         layer: block number, from 0; none for the best on held-out rows.
-        every: of the blocks, every how-manieth is tried, from the first.
+        every: one block in so many is tried, from the first.
         where: the tokens that the vector is added to: the ``last``, or ``all``.
         learning_rate: of AdamW, relative to the size of the states.
         batch_size: rows a step.
