@@ -14,7 +14,7 @@ from icrbench.randomness import Randomness
 from icrbench.toolkit.demonstration_text import Demonstrations
 from icrbench.toolkit.distillation import TrainedOnDemonstrations, answer_loss
 from icrbench.toolkit.episodes import Episodes, Question, Questions, demonstration_tokens, minibatches
-from icrbench.toolkit.optimisation import Schedule, epoch_means, optimise
+from icrbench.toolkit.optimisation import epoch_means, optimise
 from icrbench.toolkit.prefix_fit import PrefixFitted
 from icrbench.toolkit.selection import question_batch
 from icrbench.util.bounds import Bounds, Count, NotNegative, Share
@@ -110,7 +110,7 @@ class CTKV(TrainedOnDemonstrations):
             [(list(tensors.values()), self.learning_rate)],
             loss,
             minibatches(len(questions), self.batch_size, rng.python("training-order")),
-            Schedule(per_epoch * self.epochs, self.warmup, self.weight_decay, self.clip, self.decay),
+            self.schedule(per_epoch),
             f"training {self.name}",
         )
         config = {**fitted.config, "loss": epoch_means(history, per_epoch)}

@@ -9,13 +9,12 @@ from torch import Tensor
 
 from icrbench.backbone import Backbone
 from icrbench.backbone.sites import Site
-from icrbench.method import FitData, Fitted, Method, Scope, register
+from icrbench.method import FitData, Fitted, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.answer_training import fixed_minibatches, train_on_answers
-from icrbench.toolkit.distillation import COST_OF_TRAINING
+from icrbench.toolkit.distillation import COST_OF_TRAINING, TrainedOnDemonstrations
 from icrbench.toolkit.episodes import Episodes, Questions, demonstration_tokens
 from icrbench.toolkit.layer_vector import LayerVector
-from icrbench.toolkit.optimisation import Schedule
 from icrbench.toolkit.reading import last_token_vectors
 from icrbench.toolkit.selection import by_accuracy, checked_layer
 from icrbench.util.bounds import Count, NotNegative
@@ -49,7 +48,7 @@ class LearnedTaskVectorFitted(LayerVector):
 
 @register("learned_task_vector")
 @dataclass(frozen=True)
-class LearnedTaskVector(Method):
+class LearnedTaskVector(TrainedOnDemonstrations):
     """Learned task vectors (arXiv 2509.24169), from what others say about the paper.
 
     A vector ``v``, 0 at the start, is added to the state after a block at a prompt's last token, and trained through
@@ -69,30 +68,21 @@ class LearnedTaskVector(Method):
       which rows share a step is therefore drawn once, and their order anew in every epoch.
 
     Attributes:
-        per_class: rows per class.
-        per_task: rows per in-domain task, for tasks without rows of their own.
         layer: block number, from 0; none for the best on held-out rows.
         every: one block in so many is tried, from the first.
         where: the tokens that the vector is added to: the ``last``, or ``all``.
         learning_rate: of AdamW, relative to the size of the states.
-        batch_size: rows a step.
-        epochs: passes over the rows.
         held_out: train rows held out to choose the block by.
     """
 
-    per_class: Count = 5
-    per_task: Count = 3
+    learning_rate: NotNegative = 0.02
+    weight_decay: NotNegative = 0.0
+    epochs: Count = 20
     layer: int | None = None
     every: Count = 1
     where: Literal["last", "all"] = "last"
-    learning_rate: NotNegative = 0.02
-    batch_size: Count = 8
-    epochs: Count = 20
     held_out: Count = 32
 
-    scope: ClassVar[Scope] = Scope.TASK
-    trained: ClassVar[bool] = True
-    budget: ClassVar[tuple[str, ...]] = ("epochs", "batch_size")
     fitted: ClassVar[type[Fitted]] = LearnedTaskVectorFitted
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> LearnedTaskVectorFitted:
@@ -112,7 +102,7 @@ class LearnedTaskVector(Method):
                 ),
                 {"vector": self.learning_rate * float(states[Site("block", layer)].square().mean().sqrt())},
                 own,
-                Schedule(self.epochs * len(own), weight_decay=0.0),
+                self.schedule(len(own)),
                 rng,
                 f"training {self.name}, block {layer}",
             )
@@ -131,8 +121,8 @@ class LearnedTaskVector(Method):
         shown = demonstration_tokens(self.per_class, self.per_task, tokens, classes)
         length = sum(tokens.values()) / len(tokens)
         tried = 1 if self.layer is not None else -(-USUAL_BLOCKS // self.every)
-        a_pass = shown / length if self.where == "last" else shown
-        return 2 * shown + self.held_out * length + COST_OF_TRAINING * tried * self.epochs * a_pass
+        asked = self.asked(shown / length) * (1 if self.where == "last" else length)
+        return 2 * shown + self.held_out * length + COST_OF_TRAINING * tried * asked
 
     def _blocks(self, backbone: Backbone) -> list[int]:
         if self.layer is not None:

@@ -18,7 +18,7 @@ from icrbench.randomness import Randomness
 from icrbench.toolkit.answer_training import fixed_minibatches, train_on_answers
 from icrbench.toolkit.distillation import COST_OF_TRAINING, TrainedOnDemonstrations
 from icrbench.toolkit.episodes import Episodes, Questions, demonstration_tokens
-from icrbench.toolkit.optimisation import Decay, Schedule
+from icrbench.toolkit.optimisation import Decay
 from icrbench.util.bounds import Count, NotNegative, Share
 
 Positions = Literal["l1", "f1+l1", "f7+l7"]
@@ -123,16 +123,15 @@ class ReFT(TrainedOnDemonstrations):
             rng,
             last_token_only=initial.last_token_only,
         )
-        schedule = Schedule(self.epochs * len(own), self.warmup, self.weight_decay, self.clip, self.decay)
         rates = dict.fromkeys(initial.tensors, self.learning_rate)
-        return train_on_answers(backbone, initial, rates, own, schedule, rng, f"training {self.name}")
+        return train_on_answers(backbone, initial, rates, own, self.schedule(len(own)), rng, f"training {self.name}")
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
         """The rows, forward and backward, every epoch: their last tokens alone, where nothing else is edited."""
         if self.positions != "l1":
             return super().fit_tokens(tokens, classes)
         shown = demonstration_tokens(self.per_class, self.per_task, tokens, classes)
-        return shown + COST_OF_TRAINING * self.epochs * shown * len(tokens) / sum(tokens.values())
+        return shown + COST_OF_TRAINING * self.asked(shown * len(tokens) / sum(tokens.values()))
 
     def _initial(self, backbone: Backbone, rng: Randomness) -> ReFTFitted:
         layers, hidden = backbone.dims.layers, backbone.dims.hidden

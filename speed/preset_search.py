@@ -37,11 +37,16 @@ class Grid(NamedTuple):
 
 
 GRIDS = {
+    "cartridges": Grid("learning_rate", 0.02, (0.005, 0.01, 0.02)),
+    "ct_kv": Grid("learning_rate", 0.001, (0.001, 0.003, 0.01), 3.0),
     "hificl": Grid("learning_rate", 0.005, (0.005, 0.01, 0.02)),
+    "ia2": Grid("learning_rate", 0.0003, (0.0001, 0.0003, 0.001), 3.0),
+    "learned_task_vector": Grid("learning_rate", 0.02, (0.01, 0.02, 0.04)),
     "live": Grid("learning_rate", 0.001, (0.05, 0.1, 0.2)),
     "lora": Grid("learning_rate", 0.0005, (0.00025, 0.0005, 0.001)),
     "m2iv": Grid("learning_rate", 0.001, (0.025, 0.05, 0.1)),
     "mimic": Grid("learning_rate", 0.005, (0.01, 0.02, 0.04)),
+    "reft": Grid("learning_rate", 0.0009, (0.0025, 0.005, 0.01)),
     "soft_prompt": Grid("learning_rate", 0.1, (0.1, 0.2, 0.4)),
     "task_vector": Grid("dummies", 1, (4, 8, 16)),
 }

@@ -264,9 +264,7 @@ class Trained(Method):
         tensors = {name: tensor.to(backbone.device, copy=True) for name, tensor in fitted.tensors.items()}
         student = type(fitted)(fitted.config, tensors)
         per_epoch = -(-len(lessons) // self.batch_size)
-        steps = per_epoch * self.epochs
-        steps = steps if self.most_steps is None else min(steps, self.most_steps)
-        schedule = Schedule(steps, self.warmup, self.weight_decay, self.clip, self.decay)
+        schedule = self.schedule(per_epoch)
 
         def loss(own: list[Lesson]) -> Tensor:
             return objective(attempt(backbone, student, own, sites))
@@ -275,6 +273,12 @@ class Trained(Method):
         history = optimise(groups, loss, self._minibatches(lessons, rng), schedule, f"training {self.name}")
         config = {**fitted.config, "loss": epoch_means(history, per_epoch)}
         return type(fitted)(config, {name: tensor.cpu() for name, tensor in tensors.items()})
+
+    def schedule(self, per_epoch: int) -> Schedule:
+        """The whole training's, of which an epoch has so many steps."""
+        steps = per_epoch * self.epochs
+        steps = steps if self.most_steps is None else min(steps, self.most_steps)
+        return Schedule(steps, self.warmup, self.weight_decay, self.clip, self.decay)
 
     def _minibatches(self, lessons: Sequence[Lesson], rng: Randomness) -> Iterator[list[Lesson]]:
         for step, rows in enumerate(self._rows(lessons, rng)):
