@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from icrbench.method import Scope
 from icrbench.registry import methods
 from icrbench.runner.labels import check_precision, parse_methods
 from icrbench.runner.presets import Preset, preset
@@ -48,6 +49,17 @@ def test_the_presets_say_where_a_method_gets_less_than_its_paper_gives() -> None
     assert cpu["mimic"] == {"most_steps": (50, None)}
     assert "task_vector" not in cpu  # 16 dummies of 1 are more
     assert not {"zero_shot", "few_shot", "icv"} & set(cpu)
+
+
+def test_in_preset_cpu_what_is_trained_for_a_task_has_the_same_number_of_steps() -> None:
+    found = [item.method for item in parse_methods("all", [], preset("cpu"))]
+    steps = {
+        method.name: method.hyperparameters()["most_steps"]
+        for method in found
+        if method.trained and method.scope is Scope.TASK and "most_steps" in method.hyperparameters()
+    }
+    assert {"hificl", "i2cl", "live", "lora", "m2iv", "mimic", "soft_prompt"} <= set(steps)
+    assert set(steps.values()) == {50}
 
 
 @pytest.mark.parametrize(
