@@ -250,8 +250,7 @@ def _answered(backbone: Backbone, questions: Sequence[Question], states: Tensor)
     with torch.inference_mode():
         final = norm(states.to(parameter.device, backbone.dtype))
         for row, question in enumerate(questions):
-            options = torch.tensor(question.prompt.options, device=final.device)
-            if int(backbone.logits(final[row], options).argmax()) == question.label:
+            if question.answered(backbone.logits(final[row])):
                 found.append(row)
     return found
 

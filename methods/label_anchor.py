@@ -166,8 +166,10 @@ class LabelAnchor(Trained):
 
 
 def _over_options(attempt: Attempt) -> Tensor:
-    """Cross-entropy of the right option among the options."""
+    """Cross-entropy of the right option among the options; where answers are written, among all tokens."""
     questions = [lesson.question for lesson in attempt.lessons]
+    if any(question.prompt.written for question in questions):
+        return attempt.cross_entropy()
     losses = [
         cross_entropy(logits[list(question.prompt.options)], torch.tensor(question.label, device=logits.device))
         for question, logits in zip(questions, attempt.logits, strict=True)

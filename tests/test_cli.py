@@ -74,7 +74,7 @@ def test_wrong_arguments(icrbench: Commands, options: dict[str, Any], words: tup
         ([], "COMMAND"),
         (["frobnicate"], "frobnicate"),
         (["run"], "--models"),
-        (["run", "--models", "llama"], "--methods --experiment"),
+        (["run", "--models", "llama"], "name methods with --methods"),
         (["run", "--methods", "all", "--models", "llama", "--frob"], "--frob"),
         (["run", "--methods", "all", "--models", "llama", "--demo", "--data-dir", "."], "not allowed with"),
         (["list", "tables"], "tables"),

@@ -74,8 +74,8 @@ def test_a_setting_for_all_rows_stays_in_every_label_and_yields_to_a_rows_own() 
 
 
 def test_one_of_methods_and_experiment(icrbench: Commands) -> None:
-    icrbench.refused(icrbench.run(experiment="pids"), "--experiment", "not allowed with", "--methods")
-    icrbench.refused(icrbench.run(methods=None), "--methods --experiment")
+    icrbench.refused(icrbench.run(experiment="pids"), "experiment pids has methods of its own", "without --methods")
+    icrbench.refused(icrbench.run(methods=None), "nothing to run", "--methods", "--experiment")
     icrbench.refused(icrbench.run(methods=None, experiment="pid"), "unknown experiment 'pid'", "pids")
     icrbench.refused(icrbench.run(methods=None, experiment=","), "no experiment in ','")
 

@@ -20,7 +20,7 @@ from icrbench.backbone.steering import steered
 from icrbench.data.find_tasks import load_tasks
 from icrbench.data.task import Example, Task
 from icrbench.method import Fitted
-from icrbench.scoring import next_token
+from icrbench.scoring import batching, next_token
 from icrbench.scoring.next_token import Scored, ScoringOptions, score
 from icrbench.scoring.prompting import Prompter
 from icrbench.util.errors import UserError
@@ -160,7 +160,7 @@ def test_the_side_of_the_padding_changes_nothing(family: str) -> None:
 
 @families
 @pytest.mark.parametrize("padding", ["left", "right"])
-def test_the_amount_of_padding_changes_nothing(family: str, padding: next_token.PaddingSide) -> None:
+def test_the_amount_of_padding_changes_nothing(family: str, padding: PaddingSide) -> None:
     backbone, fitted = tiny_backbone(family), Routed({"family": family}, {})
     short, longer = a_review(1, 4), a_review(2, 30)
     alone = score(backbone, fitted, SST2, [short])
@@ -179,7 +179,7 @@ def test_the_prefix_cache_changes_nothing(family: str, batch_size: int | None, m
         lengths.append(len(tokens))
         return prefix_cache(backbone, tokens)
 
-    monkeypatch.setattr(next_token, "prefix_cache", counted)
+    monkeypatch.setattr(batching, "prefix_cache", counted)
     off = ScoringOptions(batch_size=batch_size, prefix_cache=False)
     without = score(backbone, Shown({}, {}), SST2, examples, off)
     assert not lengths
@@ -194,7 +194,7 @@ def test_methods_that_change_their_demonstrations_get_no_prefix_cache(monkeypatc
     class Own(Shown):
         shares_prefix: ClassVar[bool] = False
 
-    monkeypatch.delattr(next_token, "prefix_cache")
+    monkeypatch.delattr(batching, "prefix_cache")
     assert len(score(tiny_backbone("llama"), Own({}, {}), SST2, some_reviews(2))) == 2
     with pytest.raises(NameError):
         score(tiny_backbone("llama"), Shown({}, {}), SST2, some_reviews(2))
@@ -335,7 +335,7 @@ def test_a_small_memory_makes_small_batches(monkeypatch: pytest.MonkeyPatch) -> 
     wanted = score(tiny_backbone("llama"), ZERO_SHOT, SST2, some_reviews())
     assert len(sizes) == 1
     sizes.clear()
-    monkeypatch.setattr(next_token, "_token_budget", lambda backbone: 200)
+    monkeypatch.setattr(batching, "token_budget", lambda backbone: 200)
     same(score(tiny_backbone("llama"), ZERO_SHOT, SST2, some_reviews()), wanted)
     assert len(sizes) > 3
     assert max(sizes) <= 200

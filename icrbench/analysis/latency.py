@@ -9,7 +9,7 @@ import torch
 from icrbench.backbone import Backbone, make_batch
 from icrbench.backbone.prefix import expanded
 from icrbench.method import Fitted
-from icrbench.scoring.next_token import shared_keys
+from icrbench.scoring.batching import shared_keys
 
 ROUNDS = 3
 

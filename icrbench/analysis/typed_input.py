@@ -20,8 +20,14 @@ def given_example(task: Task, text: str | None, fields: Sequence[str]) -> Exampl
         fields: ``NAME=TEXT``; the names are those of the template and the columns of the answers.
 
     Raises:
-        UserError: for a name that the task does not have, one given twice, or one that is missing.
+        UserError: for a task with answers of several tokens; for a name that the task does not have, one given twice,
+            or one that is missing.
     """
+    if task.answer_form != "first_token":
+        raise UserError(
+            f"task {task.name} has answers of several tokens: explain takes a task whose options are told apart by"
+            " their first token."
+        )
     given = _pairs(task, fields)
     left = [name for name in task.fields if name not in given]
     if text is not None:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from icrbench.backbone.anatomy import anatomy_of, blocks_of, dimensions_of, submodule
 from icrbench.backbone.attention_kernel import ATTENTION_NAME, register_attention
 from icrbench.backbone.batch import Batch
+from icrbench.backbone.chat import ChatFrame
 from icrbench.backbone.fingerprint import tokenizer_fingerprint, weights_fingerprint
 
 
@@ -37,7 +38,8 @@ class Backbone:
         model: the model, in evaluation mode, without gradients to its weights.
         tokenizer: its tokenizer.
         revision: which weights these are.
-        adds_bos: whether every prompt starts with the beginning-of-sequence token.
+        chat: what a chat template puts around prompts; None for plain prompts.
+        adds_bos: whether every text starts with the beginning-of-sequence token.
         max_length: the longest sequence the model takes, in tokens.
         active: the intervention applied right now, if any.
     """
@@ -45,6 +47,7 @@ class Backbone:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     revision: Revision
+    chat: ChatFrame | None = None
     adds_bos: bool = field(init=False)
     max_length: int = field(init=False)
     active: str | None = field(init=False, default=None)
@@ -104,6 +107,42 @@ class Backbone:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
         return [self.tokenizer.bos_token_id, *ids] if self.adds_bos else ids
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Tokens of a prompt: of the text as the user's turn in a chat template's frame, if the model is to have one.
+
+        The frame's special tokens are read as such, those spelled out in the text are not. The beginning-of-sequence
+        token stands once at the start, whether tokenizer or template bring it.
+        """
+        ids = self.encode(text)
+        if self.chat is None:
+            return ids
+        before, after = self._framing
+        return [*before, *ids[int(self.adds_bos) :], *after]
+
+    def encode_answer(self, text: str) -> list[int]:
+        """Tokens from the end of the user's turn to the end of ``text``, with which the answer starts.
+
+        Raises:
+            ValueError: if prompts have no frame.
+        """
+        if self.chat is None:
+            raise ValueError("without a chat template answers continue the prompt's text")
+        return self._special(self.chat.after + text)
+
+    @cached_property
+    def _framing(self) -> tuple[list[int], list[int]]:
+        assert self.chat is not None, "there is a frame"
+        before, after = self._special(self.chat.before), self._special(self.chat.after)
+        bos = self.tokenizer.bos_token_id
+        if self.adds_bos and before[:1] != [bos]:
+            before = [bos, *before]
+        return before, after
+
+    def _special(self, text: str) -> list[int]:
+        """Tokens of a text whose special tokens are meant as such."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+
     def hidden_states(self, batch: Batch, cache: Any = None, inputs_embeds: Tensor | None = None) -> Tensor:
         """Final hidden states ``[B, T, d]``, after the last norm.
 
@@ -144,6 +183,7 @@ class Backbone:
     def identity(self) -> dict[str, Any]:
         """All about the model that can change a result, for a cell's identity."""
         return {
+            **({} if self.chat is None else {"chat_template": self.chat.sha256}),
             "name": self.revision.name,
             "location": self.revision.location,
             "revision": self.revision.revision,

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from icrbench.backbone.anatomy import anatomy_of
+from icrbench.backbone.chat import ChatFrame
 from icrbench.backbone.core import Backbone, Revision
 from icrbench.backbone.fingerprint import weights_fingerprint
 from icrbench.model_names import check_model, known_models, name_and_revision, path_of
@@ -39,6 +40,7 @@ def load_backbone(
     device: str | None = None,
     dtype: str | None = None,
     device_map: str | None = None,
+    chat_template: bool = False,
 ) -> Backbone:
     """Load a model.
 
@@ -47,9 +49,11 @@ def load_backbone(
         device: torch device; default the first GPU, else the CPU.
         dtype: ``float32``, ``bfloat16`` or ``float16``; default float32 on a CPU and bfloat16 elsewhere.
         device_map: passed to accelerate to spread one model over several devices, for example ``auto``.
+        chat_template: put every prompt into the tokenizer's chat template, as a user's turn.
 
     Raises:
-        UserError: for an unknown name, an unsupported family, or weights that are not here and cannot be fetched.
+        UserError: for an unknown name, an unsupported family, a missing chat template, or weights that are not here and
+            cannot be fetched.
     """
     check_model(spec)
     device = device or default_device()
@@ -93,7 +97,8 @@ def load_backbone(
         model.to(device)
     if not folder:
         revision = getattr(model.config, "_commit_hash", None) or revision
-    return Backbone(model, tokenizer, Revision(spec, location, revision))
+    chat = ChatFrame.of(tokenizer, spec) if chat_template else None
+    return Backbone(model, tokenizer, Revision(spec, location, revision), chat)
 
 
 def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Backbone:

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from icrbench.backbone import Backbone
+from icrbench.util.errors import UserError
 
 
 def tokens_at(backbone: Backbone, text: str, characters: Sequence[int]) -> list[int]:
@@ -36,7 +37,10 @@ def columns_at(backbone: Backbone, tokens: Sequence[int], text: str, characters:
 
     Raises:
         ValueError: if these are not the tokens of the text.
+        UserError: if they stand in the frame of a chat template.
     """
+    if backbone.chat is not None:
+        raise UserError("demonstrations cannot be found inside a chat template's turn: run without --chat-template.")
     bos = int(backbone.adds_bos)
     for candidate in dict.fromkeys((text, text.rstrip())):
         whole, places = _located(backbone, candidate, characters)

@@ -31,9 +31,10 @@ def check_names(options: argparse.Namespace) -> None:
             check_model(model.strip())
     if options.tasks is not None:
         get_tasks(options.tasks, options.tasks_dir)
-    if options.methods is None:
+    if options.experiment is not None:
         get_experiments(options.experiment)
-    elif not metadata.entry_points(group=method_spec.GROUP):  # else only an import tells which methods there are
+    # With further methods installed, only an import tells which there are.
+    if options.methods is not None and not metadata.entry_points(group=method_spec.GROUP):
         known = method_spec.declared_names(options.methods_dir)
         for text in options.methods.split(","):
             name, _ = method_spec.split(text)

@@ -95,18 +95,23 @@ def add_run_options(parser: argparse.ArgumentParser, *, theory: bool = False) ->
         theory: also take ``--theory``, which needs no model.
     """
     what = parser.add_argument_group("what to run")
-    either = what.add_mutually_exclusive_group(required=True)
-    either.add_argument("--methods", help="all, or names joined by commas; icr:rank=4 sets a hyperparameter")
-    either.add_argument("--experiment", help="the methods of a table: names from `icrbench list experiments`, or all")
+    what.add_argument("--methods", help="all, or names joined by commas; icr:rank=4 sets a hyperparameter")
+    what.add_argument(
+        "--experiment",
+        help="the methods of a table: names from `icrbench list experiments`, or all; beside --methods, one that varies"
+        " templates, orders or demonstrations",
+    )
     if theory:
-        either.add_argument(
+        what.add_argument(
             "--theory", action="store_true", help="PCA on synthetic data with a known answer; needs only --out"
         )
     # --theory needs none; beside methods, the request refuses an empty one.
     what.add_argument(
         "--models", required=not theory, default="", help="names, hub ids, folders or .gguf files, joined by commas"
     )
-    what.add_argument("--tasks", help="all (default), roles (id, near_ood, far_ood) or names, joined by commas")
+    what.add_argument(
+        "--tasks", help="all (default), roles (id, near_ood, far_ood, open_ended) or names, joined by commas"
+    )
     what.add_argument("--seeds", type=seeds, help="numbers joined by commas (default: the preset's)")
     what.add_argument("--limit", type=rows, help="test rows a task, or all (default: the preset's)")
     what.add_argument("--preset", default="paper", help="sizes of the run: paper (default), cpu or demo")
@@ -121,6 +126,9 @@ def add_run_options(parser: argparse.ArgumentParser, *, theory: bool = False) ->
     what.add_argument("--protocol", default="paper", help="paper (default) or in_task")
     what.add_argument("--clean", action="store_true", help="drop train rows that share texts with test splits")
     add_methods_dir(what)
+    what.add_argument(
+        "--chat-template", action="store_true", help="put every prompt into the model's chat template, as a user's turn"
+    )
     data = parser.add_argument_group("data")
     where = data.add_mutually_exclusive_group()
     where.add_argument("--data-dir", type=path, help="folder with TASK/train.jsonl and TASK/test.jsonl")
@@ -157,6 +165,7 @@ REQUEST = (
     "dtype",
     "device_map",
     "batch_size",
+    "chat_template",
 )
 """Options that `Request.build` takes under the same names."""
 

@@ -30,13 +30,13 @@ def command(options: argparse.Namespace) -> int:
     out = options.out or options.folder
     if options.figures:
         _figures(options.folder, out)
-    elif options.table is not None or options.compare_paper:
+    if options.table is not None or options.compare_paper:
         from icrbench.report.tables import write_tables
 
         names = "all" if options.table is None else options.table
         written = write_tables(options.folder, out, names, options.set, compare=options.compare_paper)
         print(f"written: {len(written)} files in {out / 'tables'}", file=sys.stderr)
-    else:
+    elif not options.figures:
         from icrbench.report import report
 
         print("written: " + ", ".join(map(str, report(options.folder, out))), file=sys.stderr)

@@ -6,7 +6,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from icrbench.data.task import ROLES, Task
+from icrbench.data.task import OPEN_ENDED, ROLES, Task
 from icrbench.data.task_yaml import read_task
 from icrbench.util.errors import UserError, unknown
 
@@ -49,7 +49,8 @@ def get_tasks(names: str, extra_dir: Path | None = None) -> list[Task]:
     """The tasks a user asked for, each once, in the order asked.
 
     Args:
-        names: ``all``, or a comma list of task names and roles (``id``, ``near_ood``, ``far_ood``).
+        names: ``all`` (tasks whose answers are chosen), or a comma list of task names and roles (``id``, ``near_ood``,
+            ``far_ood``, ``open_ended``).
         extra_dir: as for `load_tasks`.
 
     Raises:
@@ -59,7 +60,7 @@ def get_tasks(names: str, extra_dir: Path | None = None) -> list[Task]:
     chosen: dict[str, Task] = {}
     for name in re.split(r"[,\s]+", names.strip()):
         if name == "all":
-            chosen |= tasks
+            chosen |= {task.name: task for task in tasks.values() if task.role != OPEN_ENDED}
         elif name in ROLES:
             chosen |= {task.name: task for task in tasks.values() if task.role == name}
         elif name in tasks:

@@ -91,6 +91,8 @@ def _example(task: Task, split: str, place: str, number: int, row: Row) -> Examp
     choices = _row_choices(task, place, row)
     identity = content_hash(fields.values(), choices)
     options = task.options
+    if task.answer_form == "generate":
+        options = (_written_answer(task, place, row),)
     if task.choices is not None:
         options = task.options[: len(choices)]
         lettered = zip(options, choices, strict=True)
@@ -100,9 +102,18 @@ def _example(task: Task, split: str, place: str, number: int, row: Row) -> Examp
         id=f"{task.name}/{split}/{number}",
         fields=fields,
         options=options,
-        label=_label(task, place, row, len(options)),
+        label=0 if task.answer_form == "generate" else _label(task, place, row, len(options)),
         content_hash=identity,
     )
+
+
+def _written_answer(task: Task, place: str, row: Row) -> str:
+    answer = _text(_column(row, task.label_column, place), task.label_column, place)
+    if not answer or "\n" in answer:
+        raise UserError(
+            f"{place}, field '{task.label_column}': the right answer must be one line of text, but is {answer!r}."
+        )
+    return answer
 
 
 def _row_choices(task: Task, place: str, row: Row) -> list[str]:

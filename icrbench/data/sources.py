@@ -70,6 +70,8 @@ def load(task: Task, source: Source) -> TaskData:
         UserError: if the data is missing, broken or unreachable; the sentence says what to do.
     """
     if isinstance(task.source, FileSource):
+        if task.source.test.is_relative_to(builtin_folder()):
+            return _task_data(task, "demo", "bundled", None, read_rows(task.source.train), read_rows(task.source.test))
         location = str(task.source.test.parent)
         return _task_data(task, "local", location, None, read_rows(task.source.train), read_rows(task.source.test))
     if isinstance(source, Hub):

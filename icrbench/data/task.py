@@ -5,8 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-Role = Literal["id", "near_ood", "far_ood"]
-ROLES: tuple[Role, ...] = ("id", "near_ood", "far_ood")
+Role = Literal["id", "near_ood", "far_ood", "open_ended"]
+ROLES: tuple[Role, ...] = ("id", "near_ood", "far_ood", "open_ended")
+OPEN_ENDED: Role = "open_ended"
+"""The role of tasks whose answers are written, not chosen: no table or average mixes them with the others."""
+
+AnswerForm = Literal["first_token", "sum", "mean", "generate"]
+ANSWER_FORMS: tuple[AnswerForm, ...] = ("first_token", "sum", "mean", "generate")
 
 DEMONSTRATION_SEPARATOR = "\n"
 """What stands between two demonstrations, and between the last one and the query."""
@@ -27,7 +32,7 @@ class Example:
     fields: Mapping[str, str] = field(hash=False)
     """The template's fields; for multiple choice also ``choices`` and ``letters``."""
     options: tuple[str, ...]
-    """The answers to choose from, as the model is to write them."""
+    """The answers to choose from, as the model is to write them; where answers are written, the right one alone."""
     label: int
     """Index of the right answer in ``options``."""
     content_hash: str
@@ -68,21 +73,33 @@ class Task:
     citation: str
     template: str
     options: tuple[str, ...]
-    """For multiple choice the letters, of which a row uses as many as it has answers."""
+    """For multiple choice the letters, of which a row uses as many as it has answers; none for written answers."""
     fields: Mapping[str, str] = field(hash=False)
     """Template field -> column of the data (dotted path)."""
     choices: tuple[str, ...] | str | None
     """Multiple choice: the columns of the answers, or the one column that lists them (dotted path)."""
     label_column: str
     label_values: tuple[int | str | bool, ...] | str
-    """Label values in the order of the options, or the column that lists the row's own (dotted path)."""
+    """Label values in the order of the options, or the column that lists the row's own (dotted path).
+
+    None where answers are written: the label column then holds the right answer's text."""
     source: HubSource | FileSource
     note: str | None = None
+    answer_form: AnswerForm = "first_token"
+    """By what an answer is told: the logit of each option's first token; the log-probability of all tokens of each
+    option, added up or their mean; or the text that the model writes."""
+    max_new_tokens: int = 0
+    """Tokens of a written answer; 0 where answers are chosen."""
 
     @property
     def max_options(self) -> int:
-        """The number of classes, for balanced sampling: the most options a row can have."""
-        return len(self.options)
+        """The number of classes, for balanced sampling: the most options a row can have; 1 for written answers."""
+        return max(1, len(self.options))
+
+    @property
+    def scores_whole_options(self) -> bool:
+        """Whether all tokens of an option count, not the first alone."""
+        return self.answer_form in ("sum", "mean")
 
     def prompt(self, example: Example) -> str:
         """The zero-shot text; it ends with the answer cue (``Sentiment:``) and no white space."""
@@ -98,7 +115,11 @@ class Task:
 
     def identity(self) -> dict[str, Any]:
         """All that can change a result, as JSON values; the data has its own hash (`data.Provenance`)."""
+        form: dict[str, Any] = {} if self.answer_form == "first_token" else {"answer": self.answer_form}
+        if self.max_new_tokens:
+            form["max_new_tokens"] = self.max_new_tokens
         return {
+            **form,
             "name": self.name,
             "role": self.role,
             "version": self.version,

@@ -4,7 +4,18 @@ import re
 import string
 from pathlib import Path
 
-from icrbench.data.task import CHOICES_FIELD, LETTERS_FIELD, ROLES, FileSource, HubSource, Role, Task
+from icrbench.data.task import (
+    ANSWER_FORMS,
+    CHOICES_FIELD,
+    LETTERS_FIELD,
+    OPEN_ENDED,
+    ROLES,
+    AnswerForm,
+    FileSource,
+    HubSource,
+    Role,
+    Task,
+)
 from icrbench.util.yamlfile import Section, read_yaml
 
 KEYS = (
@@ -21,10 +32,12 @@ KEYS = (
     "label",
     "template",
     "options",
+    "answer",
+    "max_new_tokens",
 )
 
 
-OPTIONAL = ("version", "citation", "note", "choices")
+OPTIONAL = ("version", "citation", "note", "choices", "options", "answer", "max_new_tokens")
 
 
 def read_task(path: Path) -> Task:
@@ -36,16 +49,17 @@ def read_task(path: Path) -> Task:
     top = read_yaml(path)
     top.only(*KEYS)
     top.require(*(key for key in KEYS if key not in OPTIONAL))
-    options = top.texts("options")
+    form = _answer_form(top)
+    options = () if form == "generate" else top.texts("options")
     choices = _choices(top, options)
     fields = _fields(top)
     _check_template(top, set(fields) | ({CHOICES_FIELD, LETTERS_FIELD} if choices else set()))
     label = top.section("label")
-    label.only("column", "values")
+    label.only(*(["column"] if form == "generate" else ["column", "values"]))
     return Task(
         name=_name(top),
         title=top.text("title"),
-        role=_role(top),
+        role=_role(top, form),
         version=top.number("version") if "version" in top else 1,
         license=top.text("license"),
         citation=top.optional_text("citation") or "",
@@ -54,9 +68,11 @@ def read_task(path: Path) -> Task:
         fields=fields,
         choices=choices,
         label_column=label.text("column"),
-        label_values=_label_values(label, options, listed=isinstance(choices, str)),
+        label_values=() if form == "generate" else _label_values(label, options, listed=isinstance(choices, str)),
         source=_source(top),
         note=top.optional_text("note"),
+        answer_form=form,
+        max_new_tokens=top.number("max_new_tokens") if form == "generate" else 0,
     )
 
 
@@ -70,10 +86,27 @@ def _name(top: Section) -> str:
     return name
 
 
-def _role(top: Section) -> Role:
+def _answer_form(top: Section) -> AnswerForm:
+    text = top.optional_text("answer") or "first_token"
+    if text not in ANSWER_FORMS:
+        top.fail(
+            "answer", f"'{text}' is no form of answer: write {', '.join(ANSWER_FORMS[:-1])} or {ANSWER_FORMS[-1]}."
+        )
+    for key in ("options", "choices") if text == "generate" else ("max_new_tokens",):
+        if key in top:
+            other = "belongs to answers that are chosen" if text == "generate" else "belongs to answer: generate"
+            top.fail(key, f"{other}: remove it.")
+    return text
+
+
+def _role(top: Section, form: AnswerForm) -> Role:
     text = top.text("role")
     for role in ROLES:
         if text == role:
+            if (role == OPEN_ENDED) != (form == "generate"):
+                top.fail(
+                    "role", f"answer: {form} and role: {role} do not go together: {OPEN_ENDED} is for generate alone."
+                )
             return role
     top.fail("role", f"'{text}' is no role: write {', '.join(ROLES[:-1])} or {ROLES[-1]}.")
 

@@ -11,9 +11,13 @@ from typing import Any, Literal, get_args
 
 import yaml
 
+from icrbench.data.templates import L9
 from icrbench.util.errors import UserError, unknown
 
-Columns = Literal["tasks", "roles", "cost", "parameters", "iclness"]
+Columns = Literal["tasks", "roles", "cost", "parameters", "iclness", "sensitivity"]
+Vary = Literal["templates", "templates-refit", "orders", "demonstrations"]
+WAYS: dict[Vary, int] = {"templates": len(L9), "templates-refit": len(L9), "orders": 8, "demonstrations": 8}
+"""Ways to have a cell, the plain one among them."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Experiment:
         tasks: as ``--tasks`` takes them.
         rows: in the table's order.
         note: what a reader must know beside.
+        vary: what changes from cell to cell of a row; the rows are then those of ``--methods``, if it is given.
     """
 
     name: str
@@ -52,6 +57,7 @@ class Experiment:
     rows: tuple[ExperimentRow, ...]
     tasks: str = "all"
     note: str | None = None
+    vary: Vary | None = None
 
 
 @cache
@@ -67,13 +73,14 @@ def experiments() -> dict[str, Experiment]:
 
 
 def get_experiments(text: str) -> list[Experiment]:
-    """Experiments from ``all`` or names joined by commas.
+    """Experiments from ``all`` (which leaves out those that vary something) or names joined by commas.
 
     Raises:
         UserError: for an unknown name, or none.
     """
     known = experiments()
-    names = list(known) if text.strip() == "all" else [part.strip() for part in text.split(",") if part.strip()]
+    every = [name for name, own in known.items() if own.vary is None]
+    names = every if text.strip() == "all" else [part.strip() for part in text.split(",") if part.strip()]
     if not names:
         raise UserError(f"no experiment in '{text}': `icrbench list experiments` shows them.")
     for name in names:
@@ -90,5 +97,7 @@ def specs(chosen: Sequence[Experiment]) -> list[str]:
 def _experiment(name: str, entry: dict[str, Any]) -> Experiment:
     if entry["columns"] not in get_args(Columns):
         raise ValueError(f"{name}.yaml: no such columns: {entry['columns']}")
+    if entry.get("vary") not in (None, *get_args(Vary)):
+        raise ValueError(f"{name}.yaml: nothing varies like {entry['vary']}")
     rows = tuple(ExperimentRow(**row) for row in entry.pop("rows"))
     return Experiment(name, rows=rows, published=tuple(entry.pop("published")), **entry)

@@ -19,12 +19,12 @@ from icrbench.backbone.load import load_backbone
 from icrbench.backbone.memory import activation_bytes, cache_bytes, free_bytes
 from icrbench.data.free_text import as_query
 from icrbench.data.task import DEMONSTRATION_SEPARATOR
-from icrbench.lm_eval.loglikelihood import Answer, Row, answers
 from icrbench.lm_eval.places import places_taken
 from icrbench.lm_eval.requests import refuse_second_demonstrations
 from icrbench.method import Fitted
 from icrbench.runner.environment import environment
 from icrbench.runner.identity import code_identity
+from icrbench.scoring.continuations import Answer, Row, answers
 from icrbench.store.artefact import Artefact
 from icrbench.store.find_fit import FitName
 from icrbench.util.errors import UserError, unknown

@@ -6,6 +6,7 @@ from datasets import Dataset, DatasetDict
 
 from icrbench.data.sources import Source, load
 from icrbench.data.task import Task
+from icrbench.util.errors import UserError
 
 
 def multiple_choice(task: Task, source: Source) -> dict[str, Any]:
@@ -19,8 +20,10 @@ def multiple_choice(task: Task, source: Source) -> dict[str, Any]:
         source: where its rows come from.
 
     Raises:
-        UserError: if the rows cannot be loaded.
+        UserError: if the task has no options, or its rows cannot be loaded.
     """
+    if task.answer_form == "generate":
+        raise UserError(f"task {task.name} has written answers, no options: it is no multiple-choice task.")
     rows = [
         {
             "id": example.id,

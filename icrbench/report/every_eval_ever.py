@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from icrbench.data.task import OPEN_ENDED
 from icrbench.report import moments, stats
 from icrbench.report.groups import Group, comparable_groups
 from icrbench.report.line import Line, lines
@@ -34,7 +35,12 @@ from icrbench.util.progress import bar
 
 SCHEMA_VERSION = "0.3.0"
 COLLECTION = "icrbench"
-_EXTRACTION = "argmax of the next-token logits of the options' first tokens"
+_FIRST_TOKEN = "argmax of the next-token logits of the options' first tokens"
+_EXTRACTIONS = {
+    "sum": "argmax of the log-probabilities of whole options",
+    "mean": "argmax of the mean log-probability a token of whole options",
+    "generate": "the line written greedily after the prompt; right if equal after normalisation (SQuAD's)",
+}
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,8 @@ def _write(store: Store, out: Path, group: Group, line: Line, task: str, organiz
     folder = Path("data", COLLECTION, _portable(developer), _portable(own))
     finished = max(record["finished"] for record in records)
     evaluation = f"{COLLECTION}.{task}/{model['id']}/{line.label}/{name.hex[:8]}/{_epoch(finished)}"
-    result = f"{evaluation}/accuracy"
+    metric = "exact_match" if group.written else "accuracy"
+    result = f"{evaluation}/{metric}"
     samples = [
         json.dumps(sample, ensure_ascii=False, allow_nan=False)
         for record in records
@@ -117,10 +124,10 @@ def _write(store: Store, out: Path, group: Group, line: Line, task: str, organiz
                 "source_data": _source(records[0]),
                 "evaluation_timestamp": finished,
                 "metric_config": {
-                    "evaluation_description": f"{records[0]['task']['title']}: {_EXTRACTION}, compared with the label",
-                    "metric_id": "accuracy",
-                    "metric_name": "Accuracy",
-                    "metric_kind": "accuracy",
+                    "evaluation_description": f"{records[0]['task']['title']}: {_extraction(records[0])}",
+                    "metric_id": metric,
+                    "metric_name": "Exact match" if group.written else "Accuracy",
+                    "metric_kind": metric,
                     "metric_unit": "proportion",
                     "lower_is_better": False,
                     "score_type": "continuous",
@@ -175,8 +182,10 @@ def _score(store: Store, records: Sequence[CellRecord]) -> dict[str, Any]:
 
 def _samples(store: Store, record: CellRecord, links: dict[str, str]) -> Iterator[dict[str, Any]]:
     cell, options = record["cell"], _options(record)
-    for row in store.examples(record["key"]).to_dict("records"):
-        predicted = options[row["prediction"]]
+    written = record["task"]["role"] == OPEN_ENDED
+    for row in store.rows(record["key"]).to_pylist():
+        predicted = row["text"] if written else options[row["prediction"]]
+        right = row["gold_text"] if written else options[row["gold"]]
         yield {
             "schema_version": SCHEMA_VERSION,
             **links,
@@ -184,14 +193,14 @@ def _samples(store: Store, record: CellRecord, links: dict[str, str]) -> Iterato
             "evaluation_name": f"{COLLECTION}.{cell['task']}",
             "sample_id": row["example_id"],
             "interaction_type": "single_turn",
-            "input": {"raw": "", "reference": [options[row["gold"]]], "choices": options},
+            "input": {"raw": "", "reference": [right], **({} if written else {"choices": options})},
             "output": {"raw": [predicted]},
             "answer_attribution": [
                 {
                     "turn_idx": 0,
                     "source": "output.raw",
                     "extracted_value": predicted,
-                    "extraction_method": _EXTRACTION,
+                    "extraction_method": _extraction(record),
                     "is_terminal": True,
                 }
             ],
@@ -203,6 +212,12 @@ def _samples(store: Store, record: CellRecord, links: dict[str, str]) -> Iterato
                 "truncated": str(bool(row["truncated"])).lower(),
             },
         }
+
+
+def _extraction(record: CellRecord) -> str:
+    """How an answer was told."""
+    form = str(record["identity"].get("task", {}).get("answer", ""))
+    return _EXTRACTIONS.get(form, _FIRST_TOKEN)
 
 
 def _options(record: CellRecord) -> list[str]:

@@ -1,9 +1,11 @@
 """Which records may stand in one table: the rule that keeps results comparable.
 
 A table holds one model, protocol and cleaning, one kind of data (demo, full, or a subset of a given size),
-one edition of each task and one method behind each label. Nothing is dropped:
+one edition of each task and one method behind each label. Cells that were varied
+on purpose (``few_shot@order=3``) stand in the tables of `sensitivity` alone; of all others nothing is dropped:
 
 * Another **model** under the same name (revision, dtype, ...): a table of its own, named by its revision.
+* **Written answers** (``answer: generate``): a table of their own, because exact match is not accuracy among options.
 * Another **edition** of a task (data hash, template, version): the newest of every task is the table; the
   ones before it go to a second table that says so. A method that was not run again on the newest edition has
   a gap in the first.
@@ -25,6 +27,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
+from icrbench.data.task import OPEN_ENDED
 from icrbench.report.origin import origin
 from icrbench.report.text.names import display_name
 from icrbench.store.records import CellRecord
@@ -44,10 +47,12 @@ class Group:
     """For example "real data, 200 test rows a task"."""
     demo: bool
     variant: str
-    """Tells apart two models of one name; empty if there is only one."""
+    """Tells apart two models of one name, and says whether prompts stand in a chat template; else empty."""
     edition: int
     """0: the newest edition of each task; 1: the one before it; ..."""
     records: tuple[tuple[str, CellRecord], ...]
+    written: bool = False
+    """Answers are written: what other tables call accuracy is exact match."""
     variants_of: str = ""
     """The method whose variants the table holds, beside the plain one and zero-shot; empty if it holds methods."""
 
@@ -58,6 +63,7 @@ class Group:
         parts += [f"variants of {display_name(self.variants_of)}"] if self.variants_of else []
         parts += [f"protocol {self.protocol}"]
         parts += ["overlapping training examples removed"] if self.clean else []
+        parts += ["written answers"] if self.written else []
         parts += [self.data]
         parts += [f"superseded tasks ({self.edition} back)"] if self.edition else []
         return " · ".join(parts)
@@ -83,6 +89,7 @@ class Group:
             "clean": self.clean,
             "data": self.data,
             "edition": self.edition,
+            "written": self.written,
             "variants_of": self.variants_of,
         }
 
@@ -109,24 +116,27 @@ class Group:
 
 def comparable_groups(records: Iterable[CellRecord]) -> list[Group]:
     """Split records into tables: real before demo data, full before subsets, then by model and protocol."""
-    keyed = sorted(((_place(record), record) for record in records), key=lambda pair: pair[0])
+    plain = (record for record in records if "variation" not in record["cell"])
+    keyed = sorted(((_place(record), record) for record in plain), key=lambda pair: pair[0])
     digests = _Digests()
     groups = []
-    for (demo, rows, model, protocol, clean), members in groupby(keyed, key=lambda pair: pair[0]):
+    for (written, demo, rows, model, protocol, clean), members in groupby(keyed, key=lambda pair: pair[0]):
         models = _newest_first([record for _, record in members], lambda record: digests.of(record, "model"))
         for same_model in models:
-            variant = _model_words(same_model[0]) if len(models) > 1 else ""
+            chat = "chat template" if "chat_template" in same_model[0]["identity"].get("model", {}) else ""
+            variant = ", ".join(filter(None, [chat, _model_words(same_model[0]) if len(models) > 1 else ""]))
             for edition, chosen in enumerate(_editions(same_model, digests)):
                 data = _data_label(demo, -rows)
                 labelled = tuple(_labelled(chosen, digests))
-                groups.append(Group(model, protocol, clean, data, demo, variant, edition, labelled))
+                groups.append(Group(model, protocol, clean, data, demo, variant, edition, labelled, written))
     return groups
 
 
-def _place(record: CellRecord) -> tuple[bool, float, str, str, bool]:
+def _place(record: CellRecord) -> tuple[bool, bool, float, str, str, bool]:
     cell, limit = record["cell"], record["data"]["limit"]
     rows = float("inf") if limit is None else limit
-    return record["data"]["kind"] == "demo", -rows, cell["model"], cell["protocol"], cell["clean"]
+    written = record["task"]["role"] == OPEN_ENDED
+    return written, record["data"]["kind"] == "demo", -rows, cell["model"], cell["protocol"], cell["clean"]
 
 
 def _data_label(demo: bool, rows: float) -> str:

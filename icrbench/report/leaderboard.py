@@ -15,7 +15,7 @@ from icrbench.report.line import Line, lines, pair, summarise
 from icrbench.report.text.names import display_name, marked
 from icrbench.store.store import Store
 
-ROLES = {"id": "ID", "near_ood": "Near OOD", "far_ood": "Far OOD"}
+ROLES = {"id": "ID", "near_ood": "Near OOD", "far_ood": "Far OOD", "open_ended": "Open-ended"}
 AVERAGE = "average"
 PAPER = ("agnews", "sst2", "trec", "csqa", "piqa", "sst5", "mr", "mrpc", "cb", "copa", "creak", "ai2scie")
 """The order of the ICR paper's main table; other tasks follow by name."""
@@ -54,6 +54,8 @@ class Score(NamedTuple):
     """``versus.p`` corrected (Holm) over all rows and all columns of this kind: tasks, roles, or the average."""
     spread: stats.Spread | None = None
     """How much of the uncertainty is owed to the seeds, and how much to the examples."""
+    f1: float | None = None
+    """Mean token F1, of written answers alone; the mean above is then exact match."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,17 @@ def _measured(
         interval=interval,
         versus=versus,
         spread=spread,
+        f1=_f1(line, tasks),
     )
+
+
+def _f1(line: Line, tasks: Sequence[str]) -> float | None:
+    """Mean token F1 over seeds, then tasks; None where answers are chosen."""
+    results = [[record["result"] for record in line.records(task)] for task in tasks]
+    by_task = [[result["f1"] for result in own if result is not None and "f1" in result] for own in results]
+    if not by_task or not all(by_task):
+        return None
+    return sum(sum(own) / len(own) for own in by_task) / len(by_task)
 
 
 def _collapse(line: Line, base: Line | None, columns: Sequence[Column], scores: dict[str, Score]) -> int | None:

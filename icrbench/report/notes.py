@@ -71,8 +71,15 @@ def _data_note(table: Table) -> str:
 
 def _reading_note(table: Table) -> str:
     n_tasks = len(table.columns[-1].tasks)
+    words = "Accuracy"
+    if table.group.written:
+        words = (
+            "Answers are written, greedily, and end with the line. Exact match: the same words as the right answer, in"
+            " lower case, without articles and without punctuation at their ends; token F1: the overlap of the words."
+            " Exact match"
+        )
     return (
-        "Accuracy in %, mean ± sample standard deviation over seeds. Bold: best of a column; "
+        f"{words} in %, mean ± sample standard deviation over seeds. Bold: best of a column; "
         "underlined: second best; what prints alike ties. Average: mean over the "
         f"{n_tasks} task{'s' if n_tasks > 1 else ''}, each counting the same. Collapse: number of tasks "
         "below zero-shot."

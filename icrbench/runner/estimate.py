@@ -30,11 +30,11 @@ def estimate(grid: Sequence[Cell], datasets: Datasets, model: str) -> Estimate:
     tokens, fitted = 0.0, set()
     for cell in grid:
         rows = datasets.test(cell.task)
-        task = datasets.tasks[cell.task]
+        task = cell.variation.task(datasets.tasks[cell.task])
         tokens += sum(len(task.prompt(row)) for row in rows) / LETTERS_PER_TOKEN
         method = cell.method.method
         pools = datasets.pools(method, cell.task)
-        key = (cell.method.label, cell.seed, datasets.target(method, cell.task))
+        key = (cell.method.label, cell.seed, datasets.target(method, cell.task), cell.variation.of_fit)
         if key not in fitted:
             fitted.add(key)
             sizes = {

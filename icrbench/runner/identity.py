@@ -14,20 +14,19 @@ from icrbench.util.code import core, hash_sources, libraries, own_sources
 
 def cell_identity(cell: Cell, backbone: Backbone, datasets: Datasets, rules: Rules) -> dict[str, Any]:
     """Everything that can change a cell's result, as JSON values; `store.records.identity_key` names it."""
-    data, method = datasets.data[cell.task], cell.method.method
+    data, method, variation = datasets.data[cell.task], cell.method.method, cell.variation
+    pools = variation.pools(datasets.pools(method, cell.task))
     return {
+        **variation.of_demonstrations(),
         "method": {"name": method.name, "hyperparameters": method.hyperparameters()},
         "code": code_identity(type(method)),
         "model": backbone.identity(),
-        "pools": {
-            name: {"rows": pool.sha256, "task": pool.task.identity()}
-            for name, pool in datasets.pools(method, cell.task).items()
-        },
+        "pools": {name: {"rows": pool.sha256, "task": pool.task.identity()} for name, pool in pools.items()},
         "target": datasets.target(method, cell.task),
         "seed": cell.seed,
         "protocol": rules.protocol,
         "clean": rules.clean,
-        "task": data.task.identity(),
+        "task": variation.task(data.task).identity(),
         "test": {"sha256": data.provenance.sha256["test"], "limit": rules.limit},
         "scoring": {"max_query_tokens": MAX_QUERY_TOKENS},
     }

@@ -7,18 +7,25 @@ from icrbench.method import Scope
 from icrbench.protocol import Datasets
 from icrbench.runner.labels import LabelledMethod
 from icrbench.runner.request import Request
+from icrbench.runner.variation import PLAIN, Variation
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A result to be had: one method on one task with one seed."""
+    """A result to be had: one method on one task with one seed, plain or varied in one respect."""
 
     method: LabelledMethod
     task: str
     seed: int | None
+    variation: Variation = PLAIN
+
+    @property
+    def label(self) -> str:
+        """The method's label and the variation: ``few_shot``, ``few_shot@order=3``."""
+        return f"{self.method.label}{self.variation}"
 
     def __str__(self) -> str:
-        return f"{self.method.label} {self.task}" + ("" if self.seed is None else f" seed {self.seed}")
+        return f"{self.label} {self.task}" + ("" if self.seed is None else f" seed {self.seed}")
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ def plan(request: Request, datasets: Datasets) -> list[Unit]:
     """Cut the work of one model into units, methods in the order asked for.
 
     A method without randomness has one cell a task, whatever the seeds. A method without a fit has a unit a task.
+    Variations that change nothing of a method are left out.
     """
     return [
         unit
@@ -66,11 +74,14 @@ def _wanted(request: Request, method: LabelledMethod, task: str) -> bool:
 
 
 def _units(request: Request, datasets: Datasets, method: LabelledMethod, seed: int | None) -> Iterator[Unit]:
-    groups: dict[tuple[str | None, str | None], list[Cell]] = {}
+    groups: dict[tuple[str | None, str | None, Variation], list[Cell]] = {}
+    fitted = method.method.scope is not Scope.NONE
     for task in request.tasks:
         if _wanted(request, method, task.name) and datasets.applies(method.method, task.name):
             target = datasets.target(method.method, task.name)
-            alone = task.name if method.method.scope is Scope.NONE else None
-            groups.setdefault((target, alone), []).append(Cell(method, task.name, seed))
-    for (target, _), cells in groups.items():
+            ways = (variation if fitted else variation.without_fit for variation in request.variations)
+            for variation in dict.fromkeys(way for way in ways if way is not None):
+                place = (target, None if fitted else task.name, variation.of_fit)
+                groups.setdefault(place, []).append(Cell(method, task.name, seed, variation))
+    for (target, _, _), cells in groups.items():
         yield Unit(target, tuple(cells))

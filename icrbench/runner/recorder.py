@@ -2,13 +2,15 @@
 
 import traceback
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from icrbench.protocol import Datasets
 from icrbench.runner.environment import environment
 from icrbench.runner.plan import Cell
 from icrbench.runner.request import Request
+from icrbench.runner.variation import PLAIN
 from icrbench.runner.worker import Outcome, Worker
+from icrbench.store import records
 from icrbench.store.records import SCHEMA_VERSION, CellRecord, Environment, Failure, identity_key
 from icrbench.store.store import Store
 from icrbench.util.progress import say
@@ -60,7 +62,7 @@ class Recorder:
                     self.tally.left += 1
                 elif kept := self._store.completed(key):
                     self.tally.kept += 1
-                    if kept["cell"]["label"] != cell.method.label:
+                    if kept["cell"]["label"] != cell.label:
                         self._say(cell, f"is the same as {kept['cell']['label']}, already there")
                 else:
                     yield cell
@@ -87,17 +89,7 @@ class Recorder:
             "schema": SCHEMA_VERSION,
             "key": identity_key(identity),
             "status": "ok" if outcome.error is None else "failed",
-            "cell": {
-                "method": cell.method.method.name,
-                "label": cell.method.label,
-                "model": self._worker.backbone.revision.name,
-                "task": cell.task,
-                "seed": cell.seed,
-                "protocol": rules.protocol,
-                "clean": rules.clean,
-                "explicit": cell.method.method.explicit,
-                "own_rows": cell.method.method.own_rows,
-            },
+            "cell": self._place(cell),
             "identity": identity,
             "task": {"title": data.task.title, "role": data.task.role, "n_options": data.task.max_options},
             "data": {
@@ -119,6 +111,24 @@ class Recorder:
             "started": outcome.started.isoformat(timespec="seconds"),
             "finished": outcome.finished.isoformat(timespec="seconds"),
         }
+
+    def _place(self, cell: Cell) -> records.Cell:
+        """Where the cell stands in the grid."""
+        place: records.Cell = {
+            "method": cell.method.method.name,
+            "label": cell.label,
+            "model": self._worker.backbone.revision.name,
+            "task": cell.task,
+            "seed": cell.seed,
+            "protocol": self._request.rules.protocol,
+            "clean": self._request.rules.clean,
+            "explicit": cell.method.method.explicit,
+            "own_rows": cell.method.method.own_rows,
+        }
+        if cell.variation.vary is not None:
+            plain = identity_key(self._worker.identity(replace(cell, variation=PLAIN)))
+            place["variation"] = {"vary": cell.variation.vary, "number": cell.variation.number, "of": plain}
+        return place
 
     def _say(self, cell: Cell, text: str) -> None:
         width = len(str(self._total))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from icrbench.backbone import Backbone
+from icrbench.backbone.chat import ChatFrame
 from icrbench.backbone.load import load_backbone
 from icrbench.data.find_tasks import get_tasks, load_tasks
 from icrbench.data.rules import PROTOCOLS, Rules
@@ -18,6 +19,7 @@ from icrbench.registry import import_folder
 from icrbench.runner import presets
 from icrbench.runner.labels import LabelledMethod, check_precision, experiment_methods, parse_methods
 from icrbench.runner.presets import Preset
+from icrbench.runner.variation import PLAIN, Variation, variations
 from icrbench.scoring.next_token import ScoringOptions
 from icrbench.util.cache import cache_folder
 from icrbench.util.errors import UserError, unknown
@@ -41,8 +43,10 @@ class Request:
         workspace: folder for intermediate artefacts.
         scoring: how to compute.
         device, dtype, device_map: how to load models; None for the default.
+        chat_template: put every prompt into the model's chat template.
         command: the command line that asked for it, for the records.
         only: the tasks that some labels are confined to; all of them for a label that is not here.
+        variations: how every cell is had, the plain way first.
     """
 
     methods: Sequence[LabelledMethod]
@@ -58,8 +62,10 @@ class Request:
     device: str | None = None
     dtype: str | None = None
     device_map: str | None = None
+    chat_template: bool = False
     command: str = ""
     only: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    variations: Sequence[Variation] = (PLAIN,)
 
     @classmethod
     def build(
@@ -85,6 +91,7 @@ class Request:
         dtype: str | None = None,
         device_map: str | None = None,
         batch_size: int | None = None,
+        chat_template: bool = False,
         command: str = "",
     ) -> Self:
         """Check everything that can be checked without loading data or a model.
@@ -92,7 +99,8 @@ class Request:
         Args:
             models: names, hub ids, folders or GGUF files; a text may hold several, joined by commas, like the next.
             methods: ``all``, or methods as ``icr:rank=4``.
-            experiment: instead of methods, the rows of tables: names of experiments, or ``all``.
+            experiment: instead of methods, the rows of tables: names of experiments, or ``all``; beside them,
+                experiments that vary something of every method.
             tasks: ``all``, roles or names; None for all, or for the experiment's own.
             seeds: None for the preset's.
             limit: test rows a task; None for the preset's.
@@ -110,6 +118,7 @@ class Request:
             dtype: number type; None for float32 on a CPU, else bfloat16.
             device_map: to spread a model over devices.
             batch_size: most prompts a batch; None to go by free memory.
+            chat_template: put every prompt into the model's chat template, as a user's turn.
             command: what the user typed.
 
         Raises:
@@ -123,6 +132,7 @@ class Request:
             raise unknown("protocol", protocol, PROTOCOLS)
         only: dict[str, frozenset[str]] = {}
         task_names = None if tasks is None else _joined(tasks)
+        variations = _variations(experiment, methods)
         if methods is None:
             labelled, found, only = _experiment(str(experiment), settings, sizes, task_names, tasks_dir)
         else:
@@ -143,15 +153,26 @@ class Request:
             device=device,
             dtype=dtype,
             device_map=device_map,
+            chat_template=chat_template,
             command=command,
             only=only,
+            variations=variations,
         )
 
     def load(self, model: str | Backbone) -> Backbone:
         """Load one of the models, unless it is loaded already."""
         if isinstance(model, Backbone):
-            return model
-        return load_backbone(model, device=self.device, dtype=self.dtype, device_map=self.device_map)
+            if not self.chat_template:
+                return model
+            frame = ChatFrame.of(model.tokenizer, model.revision.name)
+            return Backbone(model.model, model.tokenizer, model.revision, frame)
+        return load_backbone(
+            model,
+            device=self.device,
+            dtype=self.dtype,
+            device_map=self.device_map,
+            chat_template=self.chat_template,
+        )
 
     def datasets(self) -> Datasets:
         """Load the data of the run."""
@@ -174,6 +195,22 @@ def _models(asked: str | Sequence[str | Backbone]) -> list[str | Backbone]:
         if isinstance(model, str):
             check_model(model)
     return models
+
+
+def _variations(experiment: str | None, methods: str | Sequence[str] | None) -> list[Variation]:
+    """The plain way, and those of the experiments that vary something."""
+    if experiment is None:
+        if methods is None:
+            raise UserError("nothing to run: name methods with --methods, or a table with --experiment.")
+        return [PLAIN]
+    chosen = get_experiments(experiment)
+    plain = [own.name for own in chosen if own.vary is None]
+    if plain and (methods is not None or len(plain) < len(chosen)):
+        raise UserError(
+            f"experiment {plain[0]} has methods of its own: run it without --methods and apart from experiments that"
+            " vary templates or demonstrations."
+        )
+    return [PLAIN, *(way for own in chosen if own.vary is not None for way in variations(own.vary))]
 
 
 def _experiment(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +12,6 @@ from icrbench.backbone.reuse import Reused
 from icrbench.data.task import Example
 from icrbench.method import Fitted, Scope
 from icrbench.protocol import Datasets
-from icrbench.randomness import Randomness
 from icrbench.runner.fits import Fits
 from icrbench.runner.identity import cell_identity
 from icrbench.runner.plan import Cell
@@ -33,7 +32,8 @@ class Outcome:
         cell: the cell.
         started, finished: when.
         result: its numbers; None if it failed.
-        rows: one an example, with the columns of ``EXAMPLE_SCHEMA``; empty if it failed.
+        rows: one an example, with the columns of ``EXAMPLE_SCHEMA`` or, where answers are written, of
+            ``WRITTEN_SCHEMA``; empty if it failed.
         fit: hash of the stored fit that it was scored with; None if it has none, or failed.
         error: why it failed.
     """
@@ -63,9 +63,10 @@ class Worker:
         self._reused = Reused()
         self._identities: dict[Cell, dict[str, Any]] = {}
         for task in datasets.tasks.values():  # options that cannot be told apart are found before any work
-            prompter = Prompter(backbone, task)
-            for example in datasets.data[task.name].test:
-                prompter.option_tokens(task.prompt(example), example.options)
+            for variation in request.variations:
+                prompter = Prompter(backbone, variation.task(task))
+                for example in datasets.test(task.name):
+                    prompter.check(example)
 
     def identity(self, cell: Cell) -> dict[str, Any]:
         """Everything that can change the cell's result, computed once."""
@@ -99,8 +100,9 @@ class Worker:
     def _fit(self, cell: Cell) -> tuple[Fitted, Cost]:
         method = cell.method.method
         data = self._datasets.for_fit(method, cell.task)
+        data = replace(data, pools=cell.variation.pools(data.pools))
         with metered(self.backbone) as cost:
-            fitted = method.fit(self.backbone, data, Randomness(cell.seed or 0))
+            fitted = method.fit(self.backbone, data, cell.variation.randomness(cell.seed or 0))
         return fitted, cost
 
     def _run(self, cell: Cell) -> tuple[Result, list[dict[str, Any]], str | None]:
@@ -114,13 +116,15 @@ class Worker:
         return _result(rows, seconds, artefact), rows, artefact.sha256 if stored else None
 
     def _score(self, cell: Cell, fitted: Fitted, examples: Sequence[Example]) -> list[Scored]:
-        task, options = self._datasets.tasks[cell.task], self._request.scoring
+        task, options = cell.variation.task(self._datasets.tasks[cell.task]), self._request.scoring
         with bar(str(cell), len(examples)) as progress:
             return score(self.backbone, fitted, task, examples, options, self._reused, progress.update)
 
 
 def _row(example: Example, scored: Scored) -> dict[str, Any]:
+    written = {} if scored.text is None else {"text": scored.text, "gold_text": example.options[0], "f1": scored.f1}
     return {
+        **written,
         "example_id": example.id,
         "content_hash": example.content_hash,
         "gold": example.label,
@@ -135,7 +139,7 @@ def _row(example: Example, scored: Scored) -> dict[str, Any]:
 def _result(rows: Sequence[Mapping[str, Any]], seconds: float, artefact: Artefact) -> Result:
     fitted, cost = artefact.fitted, artefact.cost
     correct = sum(bool(row["correct"]) for row in rows)
-    return {
+    result: Result = {
         "accuracy": correct / len(rows),
         "n": len(rows),
         "correct": correct,
@@ -153,3 +157,6 @@ def _result(rows: Sequence[Mapping[str, Any]], seconds: float, artefact: Artefac
         "cached_formula": fitted.formula,
         "prompt_tokens": sum(int(row["prompt_tokens"]) for row in rows),
     }
+    if "f1" in rows[0]:
+        result["f1"] = sum(float(row["f1"]) for row in rows) / len(rows)
+    return result

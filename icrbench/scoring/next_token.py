@@ -1,12 +1,12 @@
-"""One scorer for every method: prompts in, option logits out.
+"""One scorer for every method: prompts in, answers out.
 
 What makes it fast never changes a result: prompts are batched by length, only the last position goes through the
 output head and only for the options' rows, demonstrations shared by all queries are computed once, and what a method
-leaves as it is (the blocks below it, the tokens before the last) is reused.
+leaves as it is (the blocks below it, the tokens before the last) is reused. A task whose options are scored whole, or
+whose answers are written, is handed to `whole_options` or `generation`.
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,18 +14,18 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from icrbench.backbone import Backbone, Batch, make_batch
-from icrbench.backbone.batch import PaddingSide
-from icrbench.backbone.memory import activation_bytes, free_bytes
-from icrbench.backbone.prefix import expanded, prefix_cache, shared_prefix
+from icrbench.backbone.prefix import expanded, shared_prefix
 from icrbench.backbone.reuse import Reused
 from icrbench.backbone.trunk import continue_from
 from icrbench.data.task import Example, Task
 from icrbench.method import Fitted
+from icrbench.scoring.batching import AUTOMATIC, plan, retry_in_halves, shared_keys
+from icrbench.scoring.batching import ScoringOptions as ScoringOptions
+from icrbench.scoring.generation import generated
 from icrbench.scoring.prompting import Prompt, Prompter
+from icrbench.scoring.whole_options import whole_option_scores
+from icrbench.scoring.written import exact_match, token_f1
 from icrbench.util.errors import UserError
-
-CPU_TOKENS = 2048  # tokens a batch; more gives a CPU nothing
-GPU_TOKENS = 65536
 
 
 @dataclass(frozen=True)
@@ -33,29 +33,19 @@ class Scored:
     """The outcome for one query.
 
     Attributes:
-        prediction: index of the option with the highest logit.
-        option_logits: one logit per option.
+        prediction: index of the option with the highest score; of a written answer 0 if it is the right one, else -1.
+        option_logits: one score an option: the logit of its first token, or the log-probability of all of its tokens
+            (``answer: sum``) or its mean a token (``answer: mean``); none where answers are written.
         prompt: what was asked.
+        text: the written answer; None where answers are chosen.
+        f1: how far its words are those of the right answer; None where answers are chosen.
     """
 
     prediction: int
     option_logits: tuple[float, ...]
     prompt: Prompt
-
-
-@dataclass(frozen=True)
-class ScoringOptions:
-    """How to compute; none of these may change a prediction.
-
-    Attributes:
-        batch_size: most rows in a batch; None picks it from the free memory.
-        padding: side on which short rows are filled.
-        prefix_cache: compute demonstrations shared by all queries once.
-    """
-
-    batch_size: int | None = None
-    padding: PaddingSide = "right"
-    prefix_cache: bool = True
+    text: str | None = None
+    f1: float | None = None
 
 
 def score(
@@ -63,7 +53,7 @@ def score(
     fitted: Fitted,
     task: Task,
     examples: Sequence[Example],
-    options: ScoringOptions = ScoringOptions(),
+    options: ScoringOptions = AUTOMATIC,
     reused: Reused | None = None,
     progress: Callable[[int], object] = lambda rows: None,
 ) -> list[Scored]:
@@ -80,63 +70,46 @@ def score(
     """
     prompter = Prompter(backbone, task)
     prompts = [prompter(example, fitted.prefix(task, example)) for example in examples]
+    if task.answer_form == "generate":
+        texts = generated(backbone, fitted, prompts, task.max_new_tokens, options, progress)
+        return [
+            Scored(0 if exact_match(text, gold) else -1, (), prompt, text, token_f1(text, gold))
+            for text, gold, prompt in zip(texts, map(task.answer, examples), prompts, strict=True)
+        ]
+    if task.answer_form == "first_token":
+        logits = _option_logits(backbone, fitted, prompts, options, reused, progress)
+    else:
+        logits = whole_option_scores(backbone, fitted, prompts, task.answer_form == "mean", options, progress)
+    return [
+        Scored(max(range(len(row)), key=row.__getitem__), row, prompt)
+        for row, prompt in zip(logits, prompts, strict=True)
+    ]
+
+
+def _option_logits(
+    backbone: Backbone,
+    fitted: Fitted,
+    prompts: Sequence[Prompt],
+    options: ScoringOptions,
+    reused: Reused | None,
+    progress: Callable[[int], object],
+) -> list[tuple[float, ...]]:
+    """Logits of the options' first tokens, row by row."""
     cacheable = options.prefix_cache and fitted.shares_prefix
     shared = shared_prefix([prompt.tokens for prompt in prompts]) if cacheable else 0
-    results: dict[int, Scored] = {}
+    results: dict[int, tuple[float, ...]] = {}
     with torch.inference_mode():
         prefix = shared_keys(backbone, fitted, prompts[0].tokens[:shared]) if shared else None
-        for rows in _plan(backbone, prompts, shared, options):
-            logits = _retry_in_halves(
+        for rows in plan(backbone, [len(prompt.tokens) for prompt in prompts], shared, options):
+            logits = retry_in_halves(
                 lambda part: _score_batch(
                     backbone, fitted, [prompts[row] for row in part], shared, prefix, options, reused
                 ),
                 rows,
             )
-            for row, row_logits in zip(rows, logits, strict=True):
-                prediction = max(range(len(row_logits)), key=row_logits.__getitem__)
-                results[row] = Scored(prediction, row_logits, prompts[row])
+            results.update(zip(rows, logits, strict=True))
             progress(len(rows))
     return [results[row] for row in range(len(prompts))]
-
-
-def shared_keys(backbone: Backbone, fitted: Fitted, tokens: Sequence[int]) -> DynamicCache:
-    """Keys and values of tokens that many prompts start with, under a method that promises `Fitted.shares_prefix`."""
-    with fitted.applied(backbone, make_batch([tokens], [""], device=backbone.device)):
-        return prefix_cache(backbone, tokens)
-
-
-def _plan(backbone: Backbone, prompts: Sequence[Prompt], shared: int, options: ScoringOptions) -> Iterator[list[int]]:
-    """Row numbers batch by batch: longest prompts first, so that memory runs out at once or never."""
-    order = sorted(range(len(prompts)), key=lambda row: (-len(prompts[row].tokens), row))
-    budget = _token_budget(backbone)
-    while order:
-        longest = len(prompts[order[0]].tokens)
-        # Rows of a shared prefix cost their own tokens in time but the whole sequence in memory.
-        rows = max(1, budget // max(longest - shared, longest // 8))
-        if options.batch_size is not None:
-            rows = options.batch_size
-        yield order[:rows]
-        order = order[rows:]
-
-
-def _token_budget(backbone: Backbone) -> int:
-    """Tokens a batch may hold, from the free memory: a tenth of it for the widest activations of one block."""
-    most = GPU_TOKENS if backbone.device.type == "cuda" else CPU_TOKENS
-    return min(most, max(1, free_bytes(backbone.device) // 10 // activation_bytes(backbone)))
-
-
-def _retry_in_halves(run: Callable[[list[int]], list[tuple[float, ...]]], rows: list[int]) -> list[tuple[float, ...]]:
-    """Run a batch; when memory runs out, run its halves."""
-    try:
-        return run(rows)
-    except (torch.OutOfMemoryError, RuntimeError) as error:
-        memory = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
-        if not memory or len(rows) == 1:
-            raise
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    middle = math.ceil(len(rows) / 2)
-    return _retry_in_halves(run, rows[:middle]) + _retry_in_halves(run, rows[middle:])
 
 
 def _score_batch(

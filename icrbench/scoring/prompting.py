@@ -17,9 +17,12 @@ class Prompt:
     Attributes:
         tokens: all of it, with demonstrations and BOS.
         text: the query part alone, as cut: what per-query methods condition on.
-        options: token id of each answer option at the place where the prompt ends.
+        options: first token of each answer option at the place where the prompt ends; where answers are written, that
+            of the right one alone.
         truncated: whether the query's text was cut.
         dropped: demonstrations left out because the whole did not fit the model.
+        continuations: all tokens of each option, where whole options are scored (``answer: sum`` or ``mean``).
+        written: whether the answer is written: any token might be its first.
     """
 
     tokens: tuple[int, ...]
@@ -27,6 +30,8 @@ class Prompt:
     options: tuple[int, ...]
     truncated: bool
     dropped: int
+    continuations: tuple[tuple[int, ...], ...] = ()
+    written: bool = False
 
 
 def cut_front(backbone: Backbone, text: str, limit: int) -> str:
@@ -49,65 +54,101 @@ class Prompter:
     def __init__(self, backbone: Backbone, task: Task, max_query_tokens: int = MAX_QUERY_TOKENS) -> None:
         self._backbone = backbone
         self._task = task
-        self._limit = min(max_query_tokens, backbone.max_length)
-        self._options: dict[tuple[str, tuple[str, ...]], tuple[int, ...]] = {}
+        self._most_query_tokens = max_query_tokens
+        self._options: dict[tuple[str, tuple[str, ...]], tuple[tuple[int, ...], ...]] = {}
 
     def __call__(self, example: Example, demonstrations: Sequence[str] = ()) -> Prompt:
         """The prompt for a query after some demonstrations, the first of which are dropped if the whole is too long."""
         whole = self._task.prompt(example)
-        text = cut_front(self._backbone, whole, self._limit)
+        options = self._option_tokens(whole, example.options)
+        # What is read beyond the prompt: an option's or an answer's tokens, but for the last.
+        beyond = max(map(len, options)) if self._task.scores_whole_options else self._task.max_new_tokens
+        longest = self._backbone.max_length - max(0, beyond - 1)
+        framed = len(self._backbone.encode_prompt("")) - len(self._backbone.encode(""))
+        text = cut_front(self._backbone, whole, min(self._most_query_tokens, longest - framed))
         kept = list(demonstrations)
         while True:
-            tokens = self._backbone.encode(DEMONSTRATION_SEPARATOR.join([*kept, text]))
-            if len(tokens) <= self._backbone.max_length or not kept:
+            tokens = self._backbone.encode_prompt(DEMONSTRATION_SEPARATOR.join([*kept, text]))
+            if len(tokens) <= longest or not kept:
                 break
             kept.pop(0)
         return Prompt(
             tokens=tuple(tokens),
             text=text,
-            options=self.option_tokens(whole, example.options),
+            options=tuple(option[0] for option in options),
             truncated=text != whole,
             dropped=len(demonstrations) - len(kept),
+            continuations=options if self._task.scores_whole_options else (),
+            written=self._task.answer_form == "generate",
         )
 
-    def option_tokens(self, prompt: str, options: tuple[str, ...]) -> tuple[int, ...]:
-        """First token of each option as it continues the prompt; found from the prompt's last line.
-
-        Each option is tried with a space before it, as templates end without one; if two options then start with the
-        same token, without it. Prompt and option are tokenised together, since a tokenizer may treat the start of a
-        text in its own way.
+    def check(self, example: Example) -> None:
+        """Find out, before any work, whether the options can be told apart.
 
         Raises:
-            UserError: if two options share their token either way, or an option's characters fuse with the prompt's.
+            UserError: if two options are scored by the same tokens, or an option's characters fuse with the prompt's.
+        """
+        self._option_tokens(self._task.prompt(example), example.options)
+
+    def _option_tokens(self, prompt: str, options: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Tokens of each option as it continues the prompt; found from the prompt's last line.
+
+        Each option is tried with a space before it, as templates end without one; if two options are then scored by
+        the same tokens (the first one, or all where options are scored whole), without it. Prompt and option are
+        tokenised together, since a tokenizer may treat the start of a text in its own way.
+
+        Raises:
+            UserError: as ``check``.
         """
         cue = prompt.rsplit("\n", 1)[-1]
         key = (cue, options)
         if key not in self._options:
             spaced = [self._continuation(cue, " " + option) for option in options]
             plain = [self._continuation(cue, option) for option in options]
-            found = next((ids for ids in (spaced, plain) if None not in ids and len(set(ids)) == len(ids)), None)
+            # A turn of its own starts without a space.
+            first, second = (spaced, plain) if self._backbone.chat is None else (plain, spaced)
+            found = next((ids for ids in (first, second) if self._apart(ids)), None)
             if found is None:
-                clash = _clash(options, spaced)
+                clash = _clash(options, list(map(self._scored, first)))
+                way = "give the task other option words"
+                if self._task.answer_form == "first_token" and self._apart(first, whole=True):
+                    way += ", or score its options whole (answer: sum or answer: mean)"
                 raise UserError(
                     f"task '{self._task.name}' cannot be scored with model '{self._backbone.revision.name}': {clash}"
-                    f" after '{cue}' on its tokenizer; give the task other option words."
+                    f" after '{cue}' on its tokenizer; {way}."
                 )
-            self._options[key] = tuple(token for token in found if token is not None)
+            self._options[key] = tuple(tokens for tokens in found if tokens is not None)
         return self._options[key]
 
-    def _continuation(self, cue: str, text: str) -> int | None:
-        """First token that ``text`` adds to ``cue``, or None if it changes the tokens of ``cue`` itself."""
-        before, after = self._backbone.encode(cue), self._backbone.encode(cue + text)
-        return after[len(before)] if after[: len(before)] == before and len(after) > len(before) else None
+    def _scored(self, tokens: tuple[int, ...] | None, whole: bool = False) -> tuple[int, ...] | None:
+        """The tokens by which an option is scored."""
+        return tokens if tokens is None or whole or self._task.scores_whole_options else tokens[:1]
+
+    def _apart(self, options: Sequence[tuple[int, ...] | None], whole: bool = False) -> bool:
+        """Whether every option has tokens of its own to be scored by."""
+        scored = [self._scored(tokens, whole) for tokens in options]
+        return None not in scored and len(set(scored)) == len(scored)
+
+    def _continuation(self, cue: str, text: str) -> tuple[int, ...] | None:
+        """The tokens that ``text`` adds to what it follows, or None if it changes the tokens of that itself.
+
+        It follows ``cue``, or in a chat the opening of the model's turn.
+        """
+        if self._backbone.chat is None:
+            before, after = self._backbone.encode(cue), self._backbone.encode(cue + text)
+        else:
+            before, after = self._backbone.encode_answer(""), self._backbone.encode_answer(text)
+        return tuple(after[len(before) :]) if after[: len(before)] == before and len(after) > len(before) else None
 
 
-def _clash(options: Sequence[str], ids: Sequence[int | None]) -> str:
+def _clash(options: Sequence[str], scored: Sequence[tuple[int, ...] | None]) -> str:
     """Which options cannot be told apart, in words."""
-    seen: dict[int | None, str] = {}
-    for option, token in zip(options, ids, strict=True):
-        if token is None:
+    seen: dict[tuple[int, ...] | None, str] = {}
+    for option, tokens in zip(options, scored, strict=True):
+        if tokens is None:
             return f"option '{option}' fuses with the prompt"
-        if token in seen:
-            return f"options '{seen[token]}' and '{option}' start with one token"
-        seen[token] = option
+        if tokens in seen:
+            what = "start with one token" if len(tokens) == 1 else "are the same tokens"
+            return f"options '{seen[tokens]}' and '{option}' {what}"
+        seen[tokens] = option
     return "its options cannot be told apart"

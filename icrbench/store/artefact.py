@@ -119,8 +119,7 @@ class Artefact:
         model, here = artefact.model, backbone.identity()
         if not allow_model and not same_weights(model, here):
             raise DamagedArtefact(
-                f"{folder} was fitted on {model.get('location')}@{model.get('revision')}, not on"
-                f" {here['location']}@{here['revision']}",
+                f"{folder} was fitted on {_words(model)}, not on {_words(here)}",
                 "use the model it was fitted on",
             )
         return artefact
@@ -136,13 +135,19 @@ def _unreadable(folder: Path, error: Exception) -> DamagedArtefact:
 
 
 def same_weights(stored: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
-    """Whether two model identities (`Backbone.identity`) are of the same weights and tokenizer.
+    """Whether two model identities (`Backbone.identity`) are of the same weights, tokenizer and chat template.
 
     They are if their contents agree, wherever they lie and whatever they are called, or if they are one revision of one
     place: weights that are stored as float32 have another content when they are loaded as bfloat16.
     """
     content, place = ("weights", "tokenizer"), ("location", "revision")
+    if stored.get("chat_template") != here.get("chat_template"):
+        return False
     return any(all(stored.get(key) == here[key] for key in keys) for keys in (content, place))
+
+
+def _words(model: Mapping[str, Any]) -> str:
+    return f"{model.get('location')}@{model.get('revision')}" + (" in its chat template" * ("chat_template" in model))
 
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

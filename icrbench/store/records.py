@@ -17,8 +17,9 @@ from icrbench.util.cache import check_seal, key_of, sealed
 from icrbench.util.files import cannot_read
 
 SCHEMA_VERSION = 2
-FIT = ("method", "code", "model", "pools", "target", "seed")
-"""The part of a cell's identity that can change its fit; the protocol does through the pools alone."""
+FIT = ("method", "code", "model", "pools", "target", "seed", "demonstrations")
+"""The part of a cell's identity that can change its fit; the protocol does through the pools alone.
+``demonstrations`` is there only where their draw or order is varied."""
 
 EXAMPLE_SCHEMA = pa.schema(
     [
@@ -34,10 +35,25 @@ EXAMPLE_SCHEMA = pa.schema(
 )
 """Columns of ``examples/<key>.parquet``, in the order of the test set."""
 
+WRITTEN_SCHEMA = pa.schema([*EXAMPLE_SCHEMA, ("text", pa.string()), ("gold_text", pa.string()), ("f1", pa.float32())])
+"""The same where answers are written, not chosen (``answer: generate``): ``gold`` is 0, ``prediction`` 0 where the text
+is right and else -1, and there are no option logits."""
+
 
 def identity_key(identity: Mapping[str, Any]) -> str:
     """A short name for an identity, the same wherever it is computed."""
     return key_of(identity)
+
+
+class VariationSummary(TypedDict):
+    """What a cell varies of a plain one, to see how far results depend on it."""
+
+    vary: str
+    """Name of the experiment: ``templates``, ``orders``, ``demonstrations`` or ``templates-refit``."""
+    number: int
+    """From 1; 0 is the plain cell."""
+    of: str
+    """Key of the plain cell."""
 
 
 class Cell(TypedDict):
@@ -56,6 +72,8 @@ class Cell(TypedDict):
     """Whether demonstrations stood before every query; older records lack it, and what follows."""
     own_rows: NotRequired[bool]
     """Whether the method has no cells on tasks that give it no rows of their own."""
+    variation: NotRequired[VariationSummary]
+    """Absent for plain cells: the only ones that stand in leaderboards."""
 
 
 class TaskSummary(TypedDict):
@@ -93,6 +111,9 @@ class Result(TypedDict):
     """The numbers of a cell that ran."""
 
     accuracy: float
+    """Share of right answers; of written ones, of exact matches."""
+    f1: NotRequired[float]
+    """Mean token F1, of written answers alone."""
     n: int
     correct: int
     truncated: int
@@ -243,7 +264,7 @@ def _types(hint: Any) -> tuple[type, ...]:
         return (str,)
     if get_origin(hint) is NotRequired or isinstance(hint, UnionType):
         return tuple(kind for item in get_args(hint) for kind in _types(item))
-    if get_origin(hint) in (dict, Mapping) or is_typeddict(hint):
+    if get_origin(hint) is dict or is_typeddict(hint):
         return (dict,)
     return {float: (float, int), None: (NoneType,)}.get(hint, (hint,))
 
@@ -260,7 +281,17 @@ def _inner(hint: Any) -> Any:
 
 _FIELDS = {
     kind: {name: (_types(hint), _inner(hint)) for name, hint in get_type_hints(kind).items()}
-    for kind in (CellRecord, Cell, TaskSummary, DataSummary, Contamination, Result, Failure, Environment)
+    for kind in (
+        CellRecord,
+        Cell,
+        VariationSummary,
+        TaskSummary,
+        DataSummary,
+        Contamination,
+        Result,
+        Failure,
+        Environment,
+    )
 }
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from icrbench.store.records import EXAMPLE_SCHEMA
+from icrbench.store.records import EXAMPLE_SCHEMA, WRITTEN_SCHEMA
 
 _ANSWERS = ("gold", "prediction", "correct")
 
@@ -44,22 +44,24 @@ def rows_file(rows: Sequence[Mapping[str, Any]] | pa.Table) -> bytes:
     """The content of ``examples/<key>.parquet``, with a checksum of every page.
 
     Args:
-        rows: with the columns of `EXAMPLE_SCHEMA`, in the order of the test set.
+        rows: with the columns of `EXAMPLE_SCHEMA`, or of `WRITTEN_SCHEMA`, in the order of the test set.
     """
-    table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), EXAMPLE_SCHEMA)
+    named = rows.column_names if isinstance(rows, pa.Table) else list(rows[0]) if rows else []
+    schema = WRITTEN_SCHEMA if "f1" in named else EXAMPLE_SCHEMA
+    table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema)
     sink = pa.BufferOutputStream()
-    pq.write_table(table.select(EXAMPLE_SCHEMA.names).cast(EXAMPLE_SCHEMA), sink, write_page_checksum=True)
+    pq.write_table(table.select(schema.names).cast(schema), sink, write_page_checksum=True)
     content: bytes = sink.getvalue().to_pybytes()
     return content
 
 
-def read_rows(content: bytes, sha256: str | None, columns: Sequence[str] = EXAMPLE_SCHEMA.names) -> pa.Table:
+def read_rows(content: bytes, sha256: str | None, columns: Sequence[str] | None = None) -> pa.Table:
     """Columns of a file of rows, all of whose bytes are checked.
 
     Args:
         content: of the file.
         sha256: of the content, as the record has it; None for records of schema 1, which have none.
-        columns: some of `EXAMPLE_SCHEMA`, in its order.
+        columns: some of `EXAMPLE_SCHEMA`, or of `WRITTEN_SCHEMA` where answers are written, in its order; None for all.
 
     Raises:
         pyarrow.ArrowException, OSError, ValueError: if it was changed, is cut or not ours, or an answer is marked
@@ -67,15 +69,17 @@ def read_rows(content: bytes, sha256: str | None, columns: Sequence[str] = EXAMP
     """
     if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
         raise ValueError("it was changed after it was written")
-    wanted = list(dict.fromkeys([*columns, *_ANSWERS]))
     # One read and no threads: opening a file costs more than what is in it.
     with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
+        if columns is None:
+            columns = (WRITTEN_SCHEMA if "f1" in file.schema_arrow.names else EXAMPLE_SCHEMA).names
+        wanted = list(dict.fromkeys([*columns, *_ANSWERS]))
         table = file.read(wanted, use_threads=False)
     if table.num_columns != len(wanted) or any(table[name].null_count for name in _ANSWERS):
         raise ValueError("it lacks columns or answers")
     if not pc.equal(table["correct"], pc.equal(table["prediction"], table["gold"])).to_numpy().all():
         raise ValueError("it marks answers otherwise than as prediction and gold say")
-    schema = pa.schema([EXAMPLE_SCHEMA.field(name) for name in columns])
+    schema = pa.schema([WRITTEN_SCHEMA.field(name) for name in columns])
     table = table.select(list(columns))
     return table if table.schema.equals(schema) else table.cast(schema)
 

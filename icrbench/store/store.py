@@ -23,7 +23,6 @@ import pyarrow as pa
 
 from icrbench.store.index import Index, gather
 from icrbench.store.records import (
-    EXAMPLE_SCHEMA,
     FIT,
     CellRecord,
     UnreadableRecord,
@@ -68,7 +67,8 @@ class Store:
 
         Args:
             record: with ``status`` "ok" or "failed".
-            examples: rows with the columns of ``EXAMPLE_SCHEMA``; None for a failed cell.
+            examples: rows with the columns of ``EXAMPLE_SCHEMA``, or of ``WRITTEN_SCHEMA`` where the result has an F1;
+                None for a failed cell.
 
         Raises:
             ValueError: if status, result and examples disagree, or a number is not finite.
@@ -155,8 +155,13 @@ class Store:
         frame: pd.DataFrame = self.rows(key).to_pandas()
         return frame
 
-    def rows(self, key: str, columns: Sequence[str] = EXAMPLE_SCHEMA.names) -> pa.Table:
-        """The rows of one cell, in the order of the test set; all columns of ``EXAMPLE_SCHEMA``, or some in its order.
+    def rows(self, key: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of one cell, in the order of the test set.
+
+        Args:
+            key: of the cell.
+            columns: some of ``EXAMPLE_SCHEMA``, or of ``WRITTEN_SCHEMA`` where answers are written, in its order; None
+                for all.
 
         Raises:
             UserError: if the file is missing, cut or not ours.
@@ -196,7 +201,7 @@ class Store:
 
     def fit_folder(self, identity: Mapping[str, Any]) -> Path:
         """Where the fit is kept that a cell of this identity is scored with."""
-        own = {part: identity[part] for part in FIT}
+        own = {part: identity[part] for part in FIT if part in identity}
         return self.folder / "fitted" / f"{identity['method']['name']}-{identity_key(own)}"
 
     @contextmanager

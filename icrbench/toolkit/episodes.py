@@ -8,6 +8,8 @@ import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from icrbench.backbone import Backbone
 from icrbench.data.task import Example, Task
 from icrbench.method import FitData, Pool
@@ -50,6 +52,15 @@ class Question:
     def answer(self) -> int:
         """First token of the right option."""
         return self.prompt.options[self.label]
+
+    def answered(self, logits: Tensor) -> bool:
+        """Whether logits ``[V]`` put the right answer's first token before those of the other options.
+
+        Where answers are written, before all other tokens.
+        """
+        if self.prompt.written:
+            return int(logits.argmax()) == self.answer
+        return self.prompt.options[int(logits[list(self.prompt.options)].argmax())] == self.answer
 
 
 class Questions:
@@ -118,12 +129,13 @@ class Episodes:
             purpose: names the draw: the same purpose gives the same draw.
             exclude: content hashes that may not be shown, for example the queries' own.
         """
-        rng = self._rng.python("demonstrations", *purpose)
+        rng = self._rng.demonstrations("demonstrations", *purpose)
         if self._target is not None:
             own = self._pools[self._target]
-            return tuple(Labelled(own.task, row) for row in balanced(own.train, self._per_class, rng, exclude))
+            rows = balanced(own.train, self._per_class, rng, exclude)
+            return tuple(self._rng.ordered([Labelled(own.task, row) for row in rows]))
         chosen = multi_task(self._pools, self._per_task, rng, exclude)
-        return tuple(Labelled(pool.task, row) for pool, row in chosen)
+        return tuple(self._rng.ordered([Labelled(pool.task, row) for pool, row in chosen]))
 
     def queries(self, count: int, *purpose: str) -> list[Labelled]:
         """Random rows, as many from each pool as from any other; a pool with fewer gives all it has.

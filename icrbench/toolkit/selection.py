@@ -69,7 +69,7 @@ def by_accuracy(
 def accuracies(
     backbone: Backbone, candidates: Sequence[Fitted], questions: Sequence[Question], *, last_token_only: bool
 ) -> list[float]:
-    """Share of questions each candidate answers rightly, the arg max being over the options (as in scoring).
+    """Share of questions each candidate answers rightly, by the answers' first tokens (`Question.answered`).
 
     Args:
         backbone: the model.
@@ -118,7 +118,4 @@ def question_batch(backbone: Backbone, questions: Sequence[Question]) -> Batch:
 
 
 def _right(logits: Tensor, questions: Sequence[Question]) -> int:
-    return sum(
-        int(row[list(question.prompt.options)].argmax()) == question.label
-        for row, question in zip(logits.cpu(), questions, strict=True)
-    )
+    return sum(question.answered(row) for row, question in zip(logits.cpu(), questions, strict=True))

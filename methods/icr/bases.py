@@ -78,7 +78,7 @@ def icl_bases(backbone: Backbone, pool: Pool, how: Extraction, rng: Randomness, 
         "data": pool.sha256,
         "rows": len(pool.train),
         "how": asdict(how),
-        "seed": rng.seed,
+        "random": asdict(rng),
     }
 
     def compute() -> dict[str, Tensor]:
@@ -125,9 +125,9 @@ def _sets(pool: Pool, queries: Sequence[Example], how: Extraction, rng: Randomne
         return
     for start in range(0, len(queries), how.queries_per_set):
         group = queries[start : start + how.queries_per_set]
-        draw = rng.python("icl-demonstrations", pool.task.name, str(start))
+        draw = rng.demonstrations("icl-demonstrations", pool.task.name, str(start))
         # A query is never among its own demonstrations.
-        shown = balanced(pool.train, how.per_class, draw, {query.content_hash for query in group})
+        shown = rng.ordered(balanced(pool.train, how.per_class, draw, {query.content_hash for query in group}))
         yield [_episode(pool, shown, query) for query in group]
 
 

@@ -4,14 +4,17 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from matplotlib.figure import Figure
 
-from icrbench.report.figures import accuracy, latency, routing, theory
+from icrbench.experiments import Vary
+from icrbench.report.figures import accuracy, latency, routing, sensitivity, theory
 from icrbench.report.figures.sources import Routing, latencies, routings, theories
 from icrbench.report.figures.style import ENDINGS, save, styled
 from icrbench.report.groups import Group
 from icrbench.report.leaderboard import leaderboards
+from icrbench.report.sensitivity import sensitivities
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError
 
@@ -87,6 +90,10 @@ def _figures(folder: Path) -> dict[str, tuple[list[tuple[str, Figure]], str]]:
                 drawn.append((_short(table.group), figure))
     found["pareto"] = (costs, run)
     found["seeds"] = (chances, run)
+    for vary in get_args(Vary):
+        varied = [] if store.empty else [own for own in sensitivities(store, vary) if own.spreads]
+        if varied:  # wanted by few, so that their absence is nothing to tell of
+            found[vary] = ([(_short(own.group), sensitivity.sensitivity(own)) for own in varied], run)
     return found
 
 

@@ -44,7 +44,7 @@ def packed(tables: Sequence[Table], store: Store) -> list[dict[str, Any]]:
     cells = predictions = logits = 0
     for _, table, row, _, record in sorted(_cells(tables), key=itemgetter(0, 1, 2, 3)):
         result, task = record["result"], record["cell"]["task"]
-        if result is None:
+        if result is None or tables[table].group.written:  # whose rows have a text, no option
             continue
         if (table, task) not in sets:
             sets[table, task] = _empty(table, record)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from icrbench import method_spec
-from icrbench.experiments import Experiment, get_experiments
+from icrbench.experiments import Experiment, experiments, get_experiments
 from icrbench.report.groups import Group, comparable_groups
 from icrbench.report.tables import sheet
 from icrbench.report.tables.accuracy import accuracy_sheet
@@ -16,6 +16,7 @@ from icrbench.report.tables.cost import cost_sheet, parameter_sheet
 from icrbench.report.tables.iclness import iclness_sheets
 from icrbench.report.tables.paper import comparison_sheets
 from icrbench.report.tables.selection import Selection, fullest, select
+from icrbench.report.tables.sensitivity import sensitivity_sheets
 from icrbench.report.tables.sheet import Sheet
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError
@@ -39,12 +40,18 @@ def write_tables(folder: Path, out: Path, names: str, settings: Sequence[str], *
     groups = comparable_groups(store.records())
     made: list[tuple[str, str, list[Sheet]]] = []
     no_analysis = ""
-    for experiment in get_experiments(names):
-        selections = _selections(experiment, groups, common, keep_empty=names.strip() != "all")
+    named = names.strip() != "all"
+    for experiment in get_experiments(names) if named else experiments().values():
+        selections = _selections(experiment, groups, common, keep_empty=named)
         blocks = _sheets(experiment, selections, folder, store)
+        if not blocks and experiment.vary is not None and named:
+            raise UserError(
+                f"no complete cells of experiment {experiment.name} in {folder}: `icrbench run --experiment"
+                f" {experiment.name} --models MODEL --out {folder}` makes them."
+            )
         if not blocks and experiment.columns == "iclness":
             no_analysis = _no_analysis(folder)
-            if names.strip() != "all":
+            if named:
                 raise UserError(no_analysis)
         if not blocks:
             continue
@@ -95,6 +102,8 @@ def _no_analysis(folder: Path) -> str:
 def _sheets(experiment: Experiment, selections: Sequence[Selection], folder: Path, store: Store) -> list[Sheet]:
     if experiment.columns == "iclness":
         return iclness_sheets(experiment, folder)
+    if experiment.columns == "sensitivity":
+        return sensitivity_sheets(experiment, store)
     if experiment.columns == "cost":
         return [cost_sheet(selection) for selection in selections]
     if experiment.columns == "parameters":

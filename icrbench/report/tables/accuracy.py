@@ -35,7 +35,7 @@ def _columns(experiment: Experiment) -> tuple[Column, ...]:
     average = Column(AVERAGE, "Average", tuple(order), True)
     if experiment.columns == "roles":
         by_role = {role: tuple(name for name in order if tasks[name].role == role) for role in ROLES}
-        return (*(Column(role, ROLES[role], names, True) for role, names in by_role.items()), average)
+        return (*(Column(role, ROLES[role], names, True) for role, names in by_role.items() if names), average)
     return (*(Column(name, tasks[name].title, (name,), False) for name in order), average)
 
 

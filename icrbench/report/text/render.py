@@ -27,7 +27,7 @@ _TERMINAL = ("{}", _BOLD, "\033[4m{}\033[0m")
 
 
 def grids(table: Table) -> list[Grid]:
-    """The three views of a table, the same for every output."""
+    """The views of a table, the same for every output; a fourth where answers are written."""
     tasks = [column for column in table.columns if not column.is_average]
     averages = [column for column in table.columns if column.is_average]
     numbers = failures(table)
@@ -57,12 +57,25 @@ def grids(table: Table) -> list[Grid]:
         for row in table.rows
     )
     names = tuple(column.name for column in tasks)
+    measured = "Exact match" if table.group.written else "Accuracy"
     against = [f"vs {display_name(label)} [95 %] p" for label in ("zero-shot", *plain)]
     return [
         Grid("Averages", ("method", *(c.title for c in averages), "Collapse", *against), summary),
-        Grid("Accuracy by task", ("method", *names), by_task),
+        Grid(f"{measured} by task", ("method", *names), by_task),
+        *([_f1_grid(table)] if table.group.written else []),
         Grid("95 % intervals", ("method", *names, "Average"), intervals),
     ]
+
+
+def _f1_grid(table: Table) -> Grid:
+    """Mean token F1 of written answers."""
+    columns = [column for column in table.columns if not column.is_average] + [table.columns[-1]]
+    rows = tuple((Entry(display_name(row.label)), *(_f1(row.scores[c.name]) for c in columns)) for row in table.rows)
+    return Grid("Token F1 by task", ("method", *(c.title if c.is_average else c.name for c in columns)), rows)
+
+
+def _f1(score: Score) -> Entry:
+    return Entry("" if score.f1 is None else f"{100 * score.f1:.1f}")
 
 
 def cost_grid(table: Table) -> Grid:
@@ -132,9 +145,9 @@ def terminal(tables: Sequence[Table]) -> str:
     """Averages, accuracies and footnotes with the marks of a terminal."""
     parts = []
     for table in tables:
-        averages, by_task, _ = grids(table)
+        *shown, _ = grids(table)
         parts.append(terminal_title(table.group.title))
-        parts += [terminal_grid(part) for grid in (averages, by_task) for part in blocks(grid, TERMINAL)]
+        parts += [terminal_grid(part) for grid in shown for part in blocks(grid, TERMINAL)]
         parts.append(terminal_notes(notes(table)))
     return "\n\n".join(parts) + "\n"
 
@@ -171,6 +184,7 @@ def _numbers(row: Row, column: Column) -> dict[str, object]:
     return {
         "status": score.status,
         "accuracy": score.mean,
+        "f1": score.f1,
         "std": score.std,
         "ci_low": score.interval.low if score.interval else None,
         "ci_high": score.interval.high if score.interval else None,

@@ -10,7 +10,7 @@ from transformers import DynamicCache
 from icrbench.backbone import Backbone, make_batch
 from icrbench.backbone.prefix import SHORTEST_PREFIX, expanded, shared_prefix
 from icrbench.method import Fitted
-from icrbench.scoring.next_token import shared_keys
+from icrbench.scoring.batching import shared_keys
 
 LOGITS = 2**26  # entries of [positions, vocabulary] held at once
 # Fewer rows than this go through another matrix kernel, which rounds differently: lm-eval's own model sends whole
@@ -57,6 +57,8 @@ def answers(
     fitted: Fitted,
     rows: dict[Row, list[tuple[int, ...]]],
     batches: Callable[[list[Row], int], Iterator[list[Row]]],
+    *,
+    prefix: bool = True,
 ) -> Iterator[tuple[Row, list[Answer]]]:
     """Answers to all continuations of all rows, batch by batch.
 
@@ -67,13 +69,14 @@ def answers(
         fitted: the method.
         rows: the tokens of the continuations to be read off each row.
         batches: cuts rows, sorted by length, into batches; its second argument is the number of shared tokens.
+        prefix: False computes the demonstrations with every row.
     """
-    shared = _shared(list(rows)) if fitted.shares_prefix else 0
+    shared = _shared(list(rows)) if prefix and fitted.shares_prefix else 0
     order = sorted(rows, key=lambda row: (-len(row.tokens), row.tokens))
-    prefix = shared_keys(backbone, fitted, order[0].tokens[:shared]) if shared else None
+    cached = shared_keys(backbone, fitted, order[0].tokens[:shared]) if shared else None
     for batch in batches(order, shared):
         yield from zip(
-            batch, _batch(backbone, fitted, batch, [rows[row] for row in batch], shared, prefix), strict=True
+            batch, _batch(backbone, fitted, batch, [rows[row] for row in batch], shared, cached), strict=True
         )
 
 

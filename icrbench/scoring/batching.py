@@ -1,0 +1,85 @@
+"""How the scorers cut rows into batches; nothing here may change a result."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from transformers import DynamicCache
+
+from icrbench.backbone import Backbone, make_batch
+from icrbench.backbone.batch import PaddingSide
+from icrbench.backbone.memory import activation_bytes, free_bytes
+from icrbench.backbone.prefix import prefix_cache
+from icrbench.method import Fitted
+
+CPU_TOKENS = 2048  # tokens a batch; more gives a CPU nothing
+GPU_TOKENS = 65536
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class ScoringOptions:
+    """How to compute; none of these may change a prediction.
+
+    Attributes:
+        batch_size: most rows in a batch; None picks it from the free memory.
+        padding: side on which short rows are filled.
+        prefix_cache: compute demonstrations shared by all queries once.
+    """
+
+    batch_size: int | None = None
+    padding: PaddingSide = "right"
+    prefix_cache: bool = True
+
+
+AUTOMATIC = ScoringOptions()
+
+
+def plan(backbone: Backbone, lengths: Sequence[int], shared: int, options: ScoringOptions) -> Iterator[list[int]]:
+    """Row numbers batch by batch: longest rows first, so that memory runs out at once or never.
+
+    Args:
+        backbone: the model.
+        lengths: tokens of each row, the shared ones among them.
+        shared: leading tokens that are computed once for all rows.
+        options: how to compute.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    budget = token_budget(backbone)
+    while order:
+        longest = lengths[order[0]]
+        # Rows of a shared prefix cost their own tokens in time but the whole sequence in memory.
+        rows = max(1, budget // max(longest - shared, longest // 8))
+        if options.batch_size is not None:
+            rows = options.batch_size
+        yield order[:rows]
+        order = order[rows:]
+
+
+def token_budget(backbone: Backbone) -> int:
+    """Tokens a batch may hold, from the free memory: a tenth of it for the widest activations of one block."""
+    most = GPU_TOKENS if backbone.device.type == "cuda" else CPU_TOKENS
+    return min(most, max(1, free_bytes(backbone.device) // 10 // activation_bytes(backbone)))
+
+
+def shared_keys(backbone: Backbone, fitted: Fitted, tokens: Sequence[int]) -> DynamicCache:
+    """Keys and values of tokens that many prompts start with, under a method that promises `Fitted.shares_prefix`."""
+    with fitted.applied(backbone, make_batch([tokens], [""], device=backbone.device)):
+        return prefix_cache(backbone, tokens)
+
+
+def retry_in_halves(run: Callable[[list[int]], list[Result]], rows: list[int]) -> list[Result]:
+    """Run a batch; when memory runs out, run its halves."""
+    try:
+        return run(rows)
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        memory = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+        if not memory or len(rows) == 1:
+            raise
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    middle = math.ceil(len(rows) / 2)
+    return retry_in_halves(run, rows[:middle]) + retry_in_halves(run, rows[middle:])

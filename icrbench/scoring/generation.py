@@ -1,0 +1,136 @@
+"""Written answers: what the model writes after each prompt under a method, the likeliest token at every step."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from icrbench.backbone import Backbone, Batch, make_batch
+from icrbench.backbone.prefix import expanded, shared_prefix
+from icrbench.method import Fitted
+from icrbench.scoring.batching import ScoringOptions, plan, retry_in_halves, shared_keys
+from icrbench.scoring.prompting import Prompt
+from icrbench.util.errors import UserError
+
+END = "\n"
+"""Where an answer ends: demonstrations are one below the other, so a new line starts the next one."""
+
+
+def generated(
+    backbone: Backbone,
+    fitted: Fitted,
+    prompts: Sequence[Prompt],
+    most_tokens: int,
+    options: ScoringOptions,
+    progress: Callable[[int], object],
+) -> list[str]:
+    """What is written after each prompt, up to the end of the line, the model's end of text or ``most_tokens``.
+
+    The method stays applied while tokens are decoded; which of them it changes is said in ``docs/positions.md``.
+
+    Args:
+        backbone: the model.
+        fitted: the method.
+        prompts: the queries.
+        most_tokens: of an answer.
+        options: how to compute; padding is on the left, whatever they say.
+        progress: called with the number of rows finished after each batch.
+    """
+    cacheable = options.prefix_cache and fitted.shares_prefix
+    shared = shared_prefix([prompt.tokens for prompt in prompts]) if cacheable else 0
+    results: dict[int, str] = {}
+    with torch.inference_mode():
+        prefix = shared_keys(backbone, fitted, prompts[0].tokens[:shared]) if shared else None
+        for rows in _batches(backbone, prompts, shared, options):
+            texts = retry_in_halves(
+                lambda part: _written(backbone, fitted, [prompts[row] for row in part], shared, prefix, most_tokens),
+                rows,
+            )
+            results.update(zip(rows, texts, strict=True))
+            progress(len(rows))
+    return [results[row] for row in range(len(prompts))]
+
+
+def _batches(
+    backbone: Backbone, prompts: Sequence[Prompt], shared: int, options: ScoringOptions
+) -> Iterator[list[int]]:
+    """Row numbers batch by batch; behind a shared prefix rows of one length alone.
+
+    Padding between prefix and query would count as tokens in a sliding window.
+    """
+    alike: dict[int, list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        alike.setdefault(len(prompt.tokens) if shared else 0, []).append(row)
+    for own in alike.values():
+        for part in plan(backbone, [len(prompts[row].tokens) for row in own], shared, options):
+            yield [own[number] for number in part]
+
+
+def _written(
+    backbone: Backbone,
+    fitted: Fitted,
+    prompts: Sequence[Prompt],
+    shared: int,
+    prefix: DynamicCache | None,
+    most_tokens: int,
+) -> list[str]:
+    batch = make_batch(
+        [prompt.tokens[shared:] for prompt in prompts],
+        [prompt.text for prompt in prompts],
+        device=backbone.device,
+        padding="left",
+        prefix_length=shared,
+    )
+    cache = DynamicCache(config=backbone.model.config) if prefix is None else expanded(prefix, len(prompts))
+    ends = _ends(backbone)
+    written: list[list[int]] = [[] for _ in prompts]
+    open_rows = set(range(len(prompts)))
+    with fitted.applied(backbone, batch):
+        step = batch
+        for _ in range(most_tokens):
+            states = step.at_last(backbone.hidden_states(step, cache))
+            tokens = _likeliest(backbone, fitted, states)
+            for row in list(open_rows):
+                token = int(tokens[row])
+                if token not in ends:
+                    written[row].append(token)
+                if token in ends or END in backbone.tokenizer.decode(written[row]):
+                    open_rows.remove(row)
+            if not open_rows:
+                break
+            step = _next(step, tokens)
+    texts: list[str] = backbone.tokenizer.batch_decode(written, skip_special_tokens=True)
+    return [text.split(END)[0].strip() for text in texts]
+
+
+def _likeliest(backbone: Backbone, fitted: Fitted, states: Tensor) -> Tensor:
+    """The token ``[B]`` with the highest logit."""
+    logits = fitted.logits(backbone, states)
+    if not logits.isfinite().all():  # an arg max over nan would be the first token, silently
+        raise UserError(
+            f"model '{backbone.revision.name}' gives logits that are not finite in {backbone.dtype}:"
+            " try --dtype float32."
+        )
+    return logits.argmax(-1)
+
+
+def _next(step: Batch, tokens: Tensor) -> Batch:
+    """The pass that reads the tokens just written."""
+    rows = len(tokens)
+    tokens = tokens.to(step.input_ids.device)
+    seen = torch.ones(rows, 1, dtype=step.attention_mask.dtype, device=step.attention_mask.device)
+    return Batch(
+        input_ids=tokens[:, None],
+        attention_mask=torch.cat([step.attention_mask, seen], 1),
+        position_ids=step.position_ids[:, -1:] + 1,
+        last=torch.zeros_like(step.last),
+        texts=step.texts,
+    )
+
+
+def _ends(backbone: Backbone) -> set[int]:
+    """The tokens after which a text is over: the tokenizer's, and those the model names for generation."""
+    named = getattr(backbone.model.generation_config, "eos_token_id", None)
+    listed = named if isinstance(named, list) else [named]
+    return {int(token) for token in [*listed, backbone.tokenizer.eos_token_id] if token is not None}
