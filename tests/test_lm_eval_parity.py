@@ -99,7 +99,7 @@ def test_logits_in_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     lm = tiny_lm("qwen3", Fitted({}, {}), batch_size=2)
     requests = instances("loglikelihood", ("One", " two three"), ("Four", " five"), ("Six seven", " eight"))
     whole = lm.loglikelihood(requests)
-    monkeypatch.setattr("icrbench.lm_eval.loglikelihood.LOGITS", 5 * 300)
+    monkeypatch.setattr("icrbench.scoring.continuations.LOGITS", 5 * 300)
     for (value, greedy), (expected, expected_greedy) in zip(lm.loglikelihood(requests), whole, strict=True):
         assert value == pytest.approx(expected, abs=TOLERANCE)
         assert greedy == expected_greedy

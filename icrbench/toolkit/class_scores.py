@@ -147,8 +147,10 @@ def class_tokens(task: str, questions: Sequence[Question], classes: Sequence[int
     """The token that answers with each of some classes.
 
     Raises:
-        UserError: if it is not the same in all prompts.
+        UserError: if it is not the same in all prompts, or one token is not the whole answer.
     """
+    if any(own.prompt.continuations or own.prompt.written for own in questions):
+        raise UserError(f"task '{task}' has answers of several tokens: a score for each class cannot answer it.")
     found: list[int] = []
     for label in classes:
         tokens = {own.prompt.options[label] for own in questions if label < len(own.prompt.options)}
