@@ -1,6 +1,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,11 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from huggingface_hub import DatasetInfo, HfApi
 
 from icrbench.data.find_tasks import load_tasks
 from icrbench.data.sources import Demo, Hub, LocalDir, TaskData, load, subsample
-from icrbench.data.task import Example
+from icrbench.data.task import Example, HubSource, Task
 from icrbench.util.errors import UserError
 
 TASKS = load_tasks()
@@ -254,9 +256,41 @@ def test_hub_data(hub: list[dict[str, Any]]) -> None:
     assert [TASKS["sst2"].answer(example) for example in data.train] == ["negative", "positive"]
     assert data.provenance.kind == "hub"
     assert data.provenance.location == "stanfordnlp/sst2"
-    assert data.provenance.revision == revision
+    assert (data.provenance.revision, data.provenance.resolved) == (revision, revision)
     canonical = b'{"label":0,"sentence":"a film"}\n'
     assert data.provenance.sha256["test"] == hashlib.sha256(canonical).hexdigest()
+
+
+@pytest.fixture
+def moving() -> Task:
+    source = TASKS["sst2"].source
+    assert isinstance(source, HubSource)
+    return replace(TASKS["sst2"], source=replace(source, revision="main"))
+
+
+def test_a_revision_that_moves_is_resolved_and_both_splits_are_read_at_its_commit(
+    hub: list[dict[str, Any]], moving: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def dataset_info(_api: HfApi, repo_id: str, *, revision: str | None, timeout: float) -> DatasetInfo:
+        asked.append((repo_id, revision))
+        return DatasetInfo(id=repo_id, sha="c" * 40, private=False, disabled=False, tags=[])
+
+    monkeypatch.setattr(HfApi, "dataset_info", dataset_info)
+    provenance = load(moving, Hub()).provenance
+    assert asked == [("stanfordnlp/sst2", "main")]
+    assert (provenance.revision, provenance.resolved) == ("main", "c" * 40)
+    assert [call["revision"] for call in hub] == ["c" * 40] * 2
+
+
+def test_without_a_hub_to_ask_the_cache_is_read_as_asked(
+    hub: list[dict[str, Any]], moving: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    provenance = load(moving, Hub()).provenance
+    assert (provenance.revision, provenance.resolved) == ("main", None)
+    assert [call["revision"] for call in hub] == ["main"] * 2
 
 
 @pytest.mark.parametrize(

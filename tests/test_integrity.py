@@ -10,13 +10,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from icrbench.backbone.metering import Cost
+from icrbench.method import Fitted
+from icrbench.registry import make_method
 from icrbench.report import write_report
 from icrbench.report.every_eval_ever import export
 from icrbench.report.leaderboard import leaderboards
 from icrbench.store import index
+from icrbench.store.artefact import Artefact, DamagedArtefact
 from icrbench.store.records import EXAMPLE_SCHEMA
 from icrbench.store.rows import rows_file
 from icrbench.store.store import Store
@@ -25,6 +30,7 @@ from icrbench.util.errors import UserError
 from icrbench.util.files import write_atomic
 from mutations import EXAMPLES, Mutation, mutations
 from records import TASKS, add, record, rows
+from tiny import tiny_backbone
 
 RIGHT = (True, False, True, True)
 
@@ -277,3 +283,18 @@ def test_a_record_without_a_hash_with_any_value_in_place_of_another_is_reported_
         for write in (lambda: write_report(folder, folder / "out"), lambda: export(folder, folder / "out", "lab")):
             with contextlib.suppress(UserError):
                 write()
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(mutations, st.booleans())
+def test_no_change_of_a_fit_is_unseen(
+    tmp_path_factory: pytest.TempPathFactory, mutation: Mutation, weights: bool
+) -> None:
+    backbone = tiny_backbone("llama")
+    folder = tmp_path_factory.mktemp("fits") / "fit"
+    fitted = Fitted({"layers": [1, 2], "alpha_scale": 0.8, "text": "ünïcode"}, {"a": torch.ones(3, 4)})
+    Artefact(make_method("zero_shot", {}), fitted, backbone.identity(), Cost(1.5, 7, 90, None)).save(folder)
+    path = folder / ("fitted.safetensors" if weights else "fitted.json")
+    write_atomic(path, mutation.of(path.read_bytes()))
+    with pytest.raises(DamagedArtefact, match="does not hold a fitted method that can be read"):
+        Artefact.load(folder, backbone)

@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from icrbench.backbone import Backbone, load
+from icrbench.backbone import Backbone, gguf
 from icrbench.backbone.load import default_dtype, load_backbone
 from icrbench.model_names import check_model, local_source
+from icrbench.util.cache import hash_files
 from icrbench.util.errors import UserError
 from tiny import FAMILIES, tiny_model, tokenizer
 
@@ -238,28 +240,54 @@ def test_a_package_that_joins_its_parts_repairs_a_copy_that_was_cut_short(
     package.assemble = assemble  # type: ignore[attr-defined]
     package.__spec__ = importlib.util.spec_from_file_location("parts", tmp_path / "parts.py")
     monkeypatch.setitem(sys.modules, "parts", package)
-    found = load._packaged_gguf("mine", {"module": "parts", "assemble": True})
+    found = gguf.packaged_gguf("mine", {"module": "parts", "assemble": True})
     assert asked == [False, True]
     assert found == tmp_path / "cache" / "gguf" / "mine.gguf"
 
 
-def test_a_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: Saved) -> None:
+@pytest.fixture
+def conversions(monkeypatch: pytest.MonkeyPatch, saved: Saved) -> list[Path]:
+    """Files that were converted, each into the tiny model."""
     made: list[Path] = []
 
-    def convert(gguf: Path, folder: Path) -> None:
-        made.append(folder)
-        folder.parent.mkdir(parents=True)
-        saved().rename(folder)
+    def convert(source: Path, folder: Path) -> str:
+        made.append(source)
+        shutil.copytree(saved(), folder, dirs_exist_ok=True)
+        return "Tiny"
 
-    monkeypatch.setattr(load, "_convert", convert)
+    monkeypatch.setattr(gguf, "_convert", convert)
+    return made
+
+
+def test_a_file_is_converted_once(tmp_path: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "tiny.gguf"
     file.write_bytes(b"one")
     assert local_source(str(file)) is None
     first = load_backbone(str(file))
-    assert (first.revision.location, first.revision.revision) == ("tiny.gguf", made[0].name.removeprefix("tiny-"))
+    assert (first.revision.location, first.revision.revision) == ("tiny.gguf", hash_files([file]))
     assert load_backbone(str(file)).revision == first.revision
-    assert len(made) == 1
-    assert local_source(str(file)) == made[0]
+    assert len(conversions) == 1
+    (folder,) = (tmp_path / "cache" / "models").iterdir()
+    assert local_source(str(file)) == folder
+    monkeypatch.setattr(gguf, "libraries", lambda names: dict.fromkeys(names, "another"))
+    assert load_backbone(str(file)).revision == first.revision
+    assert len(conversions) == 2
+
+
+def test_a_converted_model_that_is_damaged_is_converted_again(
+    tmp_path: Path, conversions: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tiny.gguf"
+    file.write_bytes(b"one")
+    first = load_backbone(str(file)).identity()
+    (weights,) = (tmp_path / "cache" / "models").glob("*/model.safetensors")
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-4096] + bytes(4096))
+    capsys.readouterr()
+    assert load_backbone(str(file)).identity() == first
+    assert f"{weights} is damaged" in capsys.readouterr().err
+    assert weights.read_bytes() == content
+    assert len(conversions) == 2
 
 
 def test_where_models_lie(saved: Saved, tmp_path: Path) -> None:

@@ -152,8 +152,16 @@ def test_changed_weights_template_or_code_are_run_again(icrbench: Commands, monk
     weights[-2] ^= 1
     (folder / "model.safetensors").write_bytes(weights)
     assert icrbench.run(**options).counts == (1, 0, 0)
-    monkeypatch.setattr("icrbench.runner.identity.code_identity", lambda kind: {"method": "edited"})
-    assert icrbench.run(**options).counts == (1, 0, 0)
+    assert icrbench.run(**options).err == ""
+    code = icrbench.records()[0]["identity"]["code"]
+    edited = {**code, "method": "edited", "torch": "9.9"}
+    monkeypatch.setattr("icrbench.runner.identity.code_identity", lambda kind: edited)
+    done = icrbench.run(**options)
+    assert done.counts == (1, 0, 0)
+    (sentence,) = done.err.splitlines()
+    assert f"as other code computed them (the method, torch {code['torch']} to 9.9 changed since)" in sentence
+    assert "give another --out" in sentence
+    assert icrbench.run(**options).err == ""
     assert len(icrbench.records()) == 4
 
 

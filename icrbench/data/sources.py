@@ -1,6 +1,7 @@
 """One loader for every place data comes from: the hub, a local folder, the bundled demonstration rows."""
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,8 @@ class Provenance:
     location: str
     revision: str | None
     """The hub revision asked for; ``None`` for files."""
+    resolved: str | None
+    """The commit it stood for, whose rows these are; ``None`` for files, and where the hub could not be asked."""
     sha256: dict[str, str]
     """Per split: of the file's bytes, or for the hub of the rows as canonical JSON."""
     n_train: int
@@ -77,8 +80,9 @@ def load(task: Task, source: Source) -> TaskData:
     if isinstance(source, Hub):
         hub = task.source
         location = hub.id if hub.config is None else f"{hub.id}:{hub.config}"
-        train, test = (_hub_rows(hub, split) for split in (hub.train, hub.test))
-        return _task_data(task, "hub", location, hub.revision, train, test)
+        resolved = _resolved(hub)
+        train, test = (_hub_rows(hub, split, resolved) for split in (hub.train, hub.test))
+        return _task_data(task, "hub", location, hub.revision, train, test, resolved)
     folder = (source.path if isinstance(source, LocalDir) else builtin_folder() / "demo") / task.name
     train, test = (read_rows(_file(task, folder, split)) for split in ("train", "test"))
     if isinstance(source, LocalDir):
@@ -113,6 +117,7 @@ def _task_data(
     revision: str | None,
     train_rows: Rows,
     test_rows: Rows,
+    resolved: str | None = None,
 ) -> TaskData:
     test = to_examples(task, "test", test_rows)
     train = to_examples(task, "train", train_rows)
@@ -126,6 +131,7 @@ def _task_data(
         kind=kind,
         location=location,
         revision=revision,
+        resolved=resolved,
         sha256={"train": train_rows.sha256, "test": test_rows.sha256},
         n_train=len(kept),
         n_test=len(test),
@@ -150,14 +156,27 @@ def _choice_columns(task: Task) -> tuple[str, ...]:
     return (task.choices,) if isinstance(task.choices, str) else task.choices
 
 
-def _hub_rows(hub: HubSource, split: str) -> Rows:
+def _resolved(hub: HubSource) -> str | None:
+    """The commit that a revision stands for now; both splits are then read at it, though the name may move."""
+    if re.fullmatch(r"[0-9a-f]{40}", hub.revision):
+        return hub.revision
+    from huggingface_hub import HfApi  # needed for the hub alone
+
+    try:
+        return HfApi().dataset_info(hub.id, revision=hub.revision, timeout=20).sha
+    except Exception:  # no network: what datasets has in its cache is read, or its error says what is wrong
+        return None
+
+
+def _hub_rows(hub: HubSource, split: str, resolved: str | None) -> Rows:
     name = f"{hub.id} ({hub.config or 'default'}, {split}, {hub.revision})"
     if Path(hub.id).is_dir():  # datasets would read that folder in place of the hub's
         raise UserError(f"the folder {Path(hub.id).resolve()} hides the hub dataset {hub.id}: run from another folder.")
     import datasets  # slow to import, and needed for the hub alone
 
+    revision = resolved or hub.revision
     try:
-        rows = datasets.load_dataset(hub.id, hub.config, split=split, revision=hub.revision).to_list()
+        rows = datasets.load_dataset(hub.id, hub.config, split=split, revision=revision).to_list()
     except Exception as error:  # the library's own, its HTTP client's, the file system's: one meaning for the user
         problem = (str(error).strip().splitlines() or ["no reason given"])[0]
         raise UserError(

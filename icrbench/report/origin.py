@@ -23,7 +23,7 @@ def origin(records: Sequence[CellRecord]) -> list[tuple[str, str]]:
         f"{name} {version}" for e in environments for name, version in (e.get("packages") or {}).items() if version
     ]
     data = {(r["cell"]["task"], id(r["data"])): r["data"] for r in records}
-    sources = [f"{task}: {d['location']}{_at(d['revision'])}" for (task, _), d in data.items()]
+    sources = [f"{task}: {d['location']}{_at(d.get('resolved') or d['revision'])}" for (task, _), d in data.items()]
     hashes = [f"{task} {d['sha256'].get('test', '?')[:12]}" for (task, _), d in data.items() if d["sha256"]]
     pairs = [
         ("command", _distinct(e.get("command") for e in environments)),

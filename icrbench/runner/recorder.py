@@ -96,6 +96,7 @@ class Recorder:
                 "kind": provenance.kind,
                 "location": provenance.location,
                 "revision": provenance.revision,
+                "resolved": provenance.resolved,
                 "sha256": provenance.sha256,
                 "n_test_full": provenance.n_test,
                 "limit": rules.limit,

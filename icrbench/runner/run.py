@@ -8,12 +8,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from icrbench.backbone import Backbone
 from icrbench.protocol import Datasets
+from icrbench.runner.changed_code import changed_code
 from icrbench.runner.plan import not_applicable, plan
 from icrbench.runner.recorder import Recorder, Tally
 from icrbench.runner.request import Request
 from icrbench.runner.worker import Worker
 from icrbench.store.store import Store
-from icrbench.util.progress import say, set_quiet
+from icrbench.util.progress import note, say, set_quiet
 
 
 def run(request: Request, *, quiet: bool = False) -> int:
@@ -46,6 +47,9 @@ def run(request: Request, *, quiet: bool = False) -> int:
 def _run_model(backbone: Backbone, request: Request, datasets: Datasets, store: Store) -> Tally:
     worker = Worker(backbone, datasets, request, store)
     units = plan(request, datasets)
+    identities = (worker.identity(cell) for unit in units for cell in unit.cells)
+    if sentence := changed_code(store, identities):
+        note(sentence)
     recorder = Recorder(worker, datasets, request, store, total=sum(len(unit.cells) for unit in units))
     for unit in units:
         with closing(recorder.unfinished(unit.cells)) as cells:

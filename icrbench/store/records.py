@@ -266,6 +266,8 @@ def _types(hint: Any) -> tuple[type, ...]:
         return tuple(kind for item in get_args(hint) for kind in _types(item))
     if get_origin(hint) is dict or is_typeddict(hint):
         return (dict,)
+    if get_origin(hint) in (list, tuple):  # both are an array in JSON
+        return (list,)
     return {float: (float, int), None: (NoneType,)}.get(hint, (hint,))
 
 

@@ -116,6 +116,10 @@ class Store:
             return None
         return record
 
+    def holds(self, key: str) -> bool:
+        """Whether there is a record of a cell, whatever it says."""
+        return self._cell_path(key).exists()
+
     @property
     def empty(self) -> bool:
         """Whether there are no records, which ``records`` takes for an error."""
