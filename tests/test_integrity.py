@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,7 +21,6 @@ from icrbench.report.every_eval_ever import export
 from icrbench.report.leaderboard import leaderboards
 from icrbench.store import index
 from icrbench.store.artefact import Artefact, DamagedArtefact
-from icrbench.store.records import EXAMPLE_SCHEMA
 from icrbench.store.rows import rows_file
 from icrbench.store.store import Store
 from icrbench.util.cache import sealed
@@ -144,18 +142,28 @@ def test_rows_of_another_cell_are_refused(store: Store) -> None:
         store.rows(first.stem)
 
 
-def test_answers_are_marked_as_prediction_and_gold_say(store: Store) -> None:
+def test_answers_are_marked_as_prediction_and_gold_say(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     made = record("sst2", "icr", 7, RIGHT)
     wrong = rows("sst2", RIGHT)
     wrong[0]["prediction"] = 0
     with pytest.raises(ValueError, match="otherwise than as prediction and gold say"):
         store.write(made, wrong)
     key = add(store, "sst2", "icr", 7, RIGHT)
-    table = pa.Table.from_pylist(wrong, EXAMPLE_SCHEMA)
-    (store.folder / "examples" / f"{key}.parquet").write_bytes(rows_file(table))
+    with monkeypatch.context() as patch:
+        patch.setattr("icrbench.store.rows.check_answers", lambda table: None)
+        (store.folder / "examples" / f"{key}.parquet").write_bytes(rows_file(wrong))
     older(store.folder / "cells" / f"{key}.json")  # has no hash of its rows
     with pytest.raises(UserError, match=f"{key}.parquet is missing, damaged or not ours"):
         leaderboards(store)
+
+
+def test_what_would_be_refused_is_not_written(store: Store) -> None:
+    before = store.records()
+    made: Any = record("sst2", "icr", 7, RIGHT)
+    for changes in ({"started": 3}, {"key": "0" * 16}, {"result": {**made["result"], "accuracy": 0.5}}):
+        with pytest.raises(ValueError, match=r"is of another type|its key is not|its accuracy is not"):
+            store.write({**made, **changes}, rows("sst2", RIGHT))
+    assert store.records() == before
 
 
 def test_records_of_the_first_schema_are_reported(store: Store) -> None:

@@ -187,10 +187,12 @@ def record_text(record: CellRecord) -> bytes:
     """The content of ``cells/<key>.json``.
 
     Raises:
-        ValueError: for a number that is not finite.
+        ValueError: for a number that is not finite, or a record that `read_record` would refuse.
         TypeError: if the record holds something JSON cannot.
     """
-    return sealed(record)
+    text = sealed(record)
+    _check(json.loads(text))
+    return text
 
 
 def read_record(path: Path) -> CellRecord:

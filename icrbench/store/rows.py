@@ -45,12 +45,17 @@ def rows_file(rows: Sequence[Mapping[str, Any]] | pa.Table) -> bytes:
 
     Args:
         rows: with the columns of `EXAMPLE_SCHEMA`, or of `WRITTEN_SCHEMA`, in the order of the test set.
+
+    Raises:
+        ValueError: as `check_answers`.
     """
     named = rows.column_names if isinstance(rows, pa.Table) else list(rows[0]) if rows else []
     schema = WRITTEN_SCHEMA if "f1" in named else EXAMPLE_SCHEMA
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema)
+    table = table.select(schema.names).cast(schema)
+    check_answers(table)
     sink = pa.BufferOutputStream()
-    pq.write_table(table.select(schema.names).cast(schema), sink, write_page_checksum=True)
+    pq.write_table(table, sink, write_page_checksum=True)
     content: bytes = sink.getvalue().to_pybytes()
     return content
 
@@ -64,8 +69,7 @@ def read_rows(content: bytes, sha256: str | None, columns: Sequence[str] | None 
         columns: some of `EXAMPLE_SCHEMA`, or of `WRITTEN_SCHEMA` where answers are written, in its order; None for all.
 
     Raises:
-        pyarrow.ArrowException, OSError, ValueError: if it was changed, is cut or not ours, or an answer is marked
-            otherwise than as prediction and gold say.
+        pyarrow.ArrowException, OSError, ValueError: if it was changed, is cut or not ours, or as `check_answers`.
     """
     if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
         raise ValueError("it was changed after it was written")
@@ -73,15 +77,28 @@ def read_rows(content: bytes, sha256: str | None, columns: Sequence[str] | None 
     with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
         if columns is None:
             columns = (WRITTEN_SCHEMA if "f1" in file.schema_arrow.names else EXAMPLE_SCHEMA).names
-        wanted = list(dict.fromkeys([*columns, *_ANSWERS]))
+        # What has its hash was checked when it was written.
+        wanted = list(columns) if sha256 is not None else list(dict.fromkeys([*columns, *_ANSWERS]))
         table = file.read(wanted, use_threads=False)
-    if table.num_columns != len(wanted) or any(table[name].null_count for name in _ANSWERS):
-        raise ValueError("it lacks columns or answers")
-    if not pc.equal(table["correct"], pc.equal(table["prediction"], table["gold"])).to_numpy().all():
-        raise ValueError("it marks answers otherwise than as prediction and gold say")
+    if table.num_columns != len(wanted):
+        raise ValueError("it lacks columns")
+    if sha256 is None:
+        check_answers(table)
     schema = pa.schema([WRITTEN_SCHEMA.field(name) for name in columns])
     table = table.select(list(columns))
     return table if table.schema.equals(schema) else table.cast(schema)
+
+
+def check_answers(table: pa.Table) -> None:
+    """Refuse rows without an answer, or marked otherwise than as prediction and gold say.
+
+    Raises:
+        ValueError: what is wrong.
+    """
+    if any(table[name].null_count for name in _ANSWERS):
+        raise ValueError("it lacks answers")
+    if not pc.equal(table["correct"], pc.equal(table["prediction"], table["gold"])).to_numpy().all():
+        raise ValueError("it marks answers otherwise than as prediction and gold say")
 
 
 def read_answers(content: bytes, sha256: str | None) -> Answers:
