@@ -1,5 +1,8 @@
 import importlib.util
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -144,3 +147,32 @@ def test_a_pooled_vector_is_the_one_before_it_is_normalised() -> None:
     assert pooled.norm(dim=1).min() > 2
     torch.testing.assert_close(pooled / pooled.norm(dim=1, keepdim=True), usual, atol=1e-5, rtol=1e-4)
     assert sentence_encoder("minilm", "pooled").width == 384
+
+
+def test_an_encoder_in_five_packages_is_joined_once_and_again_if_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with zipfile.ZipFile(tmp_path / "whole.zip", "w") as archive:
+        archive.writestr("mpnet/modules.json", "[]")
+        archive.writestr("mpnet/1_Pooling/config.json", "{}")
+    whole = (tmp_path / "whole.zip").read_bytes()
+    size = -(-len(whole) // 5)
+    for number, package in enumerate(encoder.MPNET_PARTS):
+        (tmp_path / f"{package}.zip.{number:03d}").write_bytes(whole[number * size : (number + 1) * size])
+
+    def files(package: str) -> list[Any]:
+        (path,) = tmp_path.glob(f"{package}.zip.*")
+        return [SimpleNamespace(name=path.name, locate=lambda: path), SimpleNamespace(name="x.py", locate=lambda: path)]
+
+    monkeypatch.setenv("ICRBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(encoder.metadata, "version", lambda package: "1")
+    monkeypatch.setattr(encoder.metadata, "files", files)
+    folder = encoder._joined_mpnet()
+    assert folder is not None
+    assert (folder / "1_Pooling" / "config.json").read_text() == "{}"
+    assert encoder._joined_mpnet() == folder
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    (folder / "modules.json").write_text("{}")
+    assert encoder._joined_mpnet() == folder
+    assert (folder / "modules.json").read_text() == "[]"
+    assert "modules.json is damaged" in capsys.readouterr().err

@@ -260,11 +260,9 @@ def test_no_change_of_the_index_changes_a_number(
         assert Store(folder).records() == expected
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(0, 1) | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
-    max_leaves=4,
-)
+PLAIN = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(0, 1) | st.text(max_size=3)
+NESTED = st.lists(PLAIN, max_size=2) | st.dictionaries(st.text(max_size=3), PLAIN, max_size=2)
+VALUES = PLAIN | NESTED | st.lists(NESTED, max_size=2) | st.dictionaries(st.text(max_size=3), NESTED, max_size=2)
 
 
 @settings(max_examples=EXAMPLES, deadline=None)

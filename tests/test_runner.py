@@ -368,6 +368,15 @@ def test_icr_interrupted_and_resumed_is_icr_uninterrupted(icrbench: Commands, mo
     for path in (icrbench.folder / "whole" / "fitted").rglob("*.safetensors"):
         other = icrbench.folder / "cut" / "fitted" / path.parent.name / path.name
         assert other.read_bytes() == path.read_bytes()
+    results = [
+        [record["result"] for record in icrbench.records(out) if record["cell"]["method"] == "icr"]
+        for out in ("whole", "cut")
+    ]
+    whole, cut = ({(made["fit_sequences"], made["fit_tokens"]) for made in part if made} for part in results)
+    assert whole == cut  # the cost from nothing
+    assert len(whole) == 1
+    taken = [{made["fit_taken"]["tokens"] for made in part if made and made["fit_taken"]} for part in results]
+    assert max(taken[1]) < min(taken[0]) == next(iter(whole))[1]
 
 
 def test_ctrl_c_between_the_two_files_of_a_cell(icrbench: Commands, monkeypatch: pytest.MonkeyPatch) -> None:

