@@ -5,10 +5,11 @@ value (tensors and a json-able configuration) that can be stored, reloaded and a
 method; a new method is one file in ``methods/``.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from math import inf
 from pathlib import Path
@@ -184,24 +185,23 @@ def _limit(value: float | None) -> float:
     return inf if value is None else value
 
 
-def at_least_one(method: Method, *names: str) -> None:
-    """Refuse hyperparameters below 1.
-
-    Raises:
-        UserError: naming the first of them.
-    """
-    for name in names:
-        if getattr(method, name) < 1:
-            raise UserError(f"{method.name}.{name} must be at least 1, not {getattr(method, name)}.")
-
-
 REGISTRY: dict[str, type[Method]] = {}
 
 
 def register(name: str) -> Callable[[type[Method]], type[Method]]:
-    """Class decorator: make a method known under a name."""
+    """Class decorator: make a method known under a name.
+
+    Raises:
+        UserError: if the class is no frozen dataclass derived from `Method`, or the name is taken or cannot be written
+            in ``--methods`` or as a file's.
+    """
 
     def add(method: type[Method]) -> type[Method]:
+        kind: Any = method  # whatever somebody decorates
+        if not (isinstance(kind, type) and issubclass(kind, Method) and is_dataclass(kind)):
+            raise UserError(f"method '{name}' must be a frozen dataclass derived from icrbench.method.Method.")
+        if name == "all" or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", name):
+            raise UserError(f"a method cannot be named '{name}': use letters, digits, '_' and '-', and not 'all'.")
         if name in REGISTRY and REGISTRY[name].__module__ != method.__module__:
             raise UserError(f"two methods are named '{name}' ({REGISTRY[name].__module__}, {method.__module__}).")
         method.name = name

@@ -24,6 +24,8 @@ def check_model(spec: str) -> None:
     name, revision = name_and_revision(spec)
     if revision and "gguf" in known_models().get(name, {}):
         raise UserError(f"model '{name}' is shipped in a package and has no revisions: leave out '@{revision}'.")
+    if revision and name not in known_models() and path_of(name).exists():
+        raise UserError(f"{name} is on this machine, where models have no revisions: leave out '@{revision}'.")
     is_path = name.endswith(".gguf") or name.startswith((".", "/", "~"))
     if is_path and not path_of(name).exists():
         raise UserError(f"no file or folder {name}: check the model's path.")

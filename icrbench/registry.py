@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 
 from icrbench.method import REGISTRY, Method
 from icrbench.method_spec import GROUP
-from icrbench.util.errors import UserError, unknown
+from icrbench.util.errors import UserError, shortened, unknown
 
 
 def methods() -> dict[str, type[Method]]:
@@ -74,7 +74,7 @@ def _convert(what: str, value: Any, kind: Any) -> Any:
         return plain(value)
     except (TypeError, ValueError) as error:
         words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-        raise UserError(f"{what} must be {words.get(plain, plain.__name__)}, not '{value}'.") from error
+        raise UserError(f"{what} must be {words.get(plain, plain.__name__)}, not '{shortened(str(value))}'.") from error
 
 
 def import_installed() -> None:
@@ -97,6 +97,7 @@ def import_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"no folder {folder}: give --methods-dir the folder with your method files.")
     folder = folder.resolve()
+    next(folder.iterdir(), None)  # what follows takes a folder that may not be read for an empty one
     name = f"icrbench_methods_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
     if name not in sys.modules:
         package = ModuleType(name, f"Methods in {folder}.")
@@ -110,9 +111,11 @@ def import_folder(folder: Path) -> None:
 def _importing(what: str, load: Callable[[], Any]) -> None:
     try:
         load()
-    except UserError:
+    except KeyboardInterrupt:
         raise
-    except Exception as error:  # whatever somebody's file does wrong
+    except UserError as error:
+        raise UserError(f"{what}: {error}") from error
+    except BaseException as error:  # whatever somebody's file does wrong
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = (
             f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else f"{last.filename}:{last.lineno}"

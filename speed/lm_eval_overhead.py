@@ -45,7 +45,9 @@ def main() -> None:
     """Measure and print the ratios."""
     asked = options(__doc__)
     model = backbone(asked)
-    plain = AutoModelForCausalLM.from_pretrained(str(local_source(asked.model)), dtype=model.dtype)
+    plain = AutoModelForCausalLM.from_pretrained(
+        str(local_source(asked.model)), dtype=model.dtype, trust_remote_code=False
+    )
     table = []
     for size in (1, 4, "auto"):
         common = {"batch_size": size, "max_batch_size": MAX_BATCH, "max_length": MAX_LENGTH}

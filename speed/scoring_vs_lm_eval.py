@@ -22,7 +22,9 @@ def main() -> None:
     """Measure and print the ratios."""
     asked = options(__doc__)
     model = backbone(asked)
-    plain = AutoModelForCausalLM.from_pretrained(str(local_source(asked.model)), dtype=model.dtype)
+    plain = AutoModelForCausalLM.from_pretrained(
+        str(local_source(asked.model)), dtype=model.dtype, trust_remote_code=False
+    )
     harness = HFLM(pretrained=plain, tokenizer=model.tokenizer, batch_size=BATCH, add_bos_token=model.adds_bos)
     zero_shot = make_method("zero_shot", {}).fitted({}, {})
     table = []

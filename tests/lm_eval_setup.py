@@ -53,7 +53,7 @@ def evaluate(lm: Any, tasks: Sequence[Any] = NAMES, **more: Any) -> dict[str, An
 
 def responses(results: dict[str, Any], task: str) -> list[Any]:
     """What the model answered, a document after the other."""
-    return [reply for sample in results["samples"][task] for reply in sample["filtered_resps"]]
+    return [reply for sample in results["samples"][task] for replies in sample["resps"] for reply in replies]
 
 
 def artefact(fitted: Fitted, method: str = "zero_shot") -> Artefact:

@@ -27,14 +27,15 @@ class More(Sizes):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"rows": 10**10}, "sizes.rows must be at most 1e+09, not 10000000000."),
         ({"rows": 0}, "sizes.rows must be at least 1, not 0."),
         ({"most": 0}, "sizes.most must be at least 1, not 0."),
         ({"decay": -1e-9}, "sizes.decay must be at least 0, not -1e-09."),
         ({"rate": 0.0}, "sizes.rate must be above 0, not 0.0."),
-        ({"warmup": 1.1}, "sizes.warmup must be at least 0 and at most 1, not 1.1."),
-        ({"dropped": 1.0}, "sizes.dropped must be at least 0 and below 1, not 1.0."),
-        ({"rate": float("nan")}, "sizes.rate must be above 0, not nan."),
-        ({"rate": float("inf")}, "sizes.rate must be above 0, not inf."),
+        ({"warmup": 1.1}, "sizes.warmup must be at most 1, not 1.1."),
+        ({"dropped": 1.0}, "sizes.dropped must be below 1, not 1.0."),
+        ({"rate": float("nan")}, "sizes.rate must be finite, not nan."),
+        ({"rate": float("inf")}, "sizes.rate must be finite, not inf."),
     ],
 )
 def test_a_value_outside_its_bounds_is_named(changes: dict[str, Any], said: str) -> None:

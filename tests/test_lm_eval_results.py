@@ -104,7 +104,7 @@ def test_report_joins_both_kinds_of_results(model: str, tmp_path: Path) -> None:
     (tmp_path / "results_2.json").write_text(record, "utf-8")
     later = json.loads(record)
     later["date"] += 1
-    later["results"]["icrbench_short_answers"]["exact_match,none"] = 0.75
+    later["results"]["icrbench_short_answers"]["exact_match,first_word"] = 0.75
     (tmp_path / "results_1.json").write_text(json.dumps(later), "utf-8")
     later["config"].pop("icrbench")
     (tmp_path / "results_3.json").write_text(json.dumps(later), "utf-8")  # another model's

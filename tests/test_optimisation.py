@@ -66,8 +66,10 @@ def test_steps_are_those_of_adamw_written_out() -> None:
 
 def test_a_loss_that_is_not_finite_stops_with_advice() -> None:
     value = torch.ones(1)
-    with pytest.raises(UserError, match=r"made up: the loss is not finite at step 1: lower the learning rate\."):
+    with pytest.raises(UserError, match=r"made up: the loss is not finite at step 1: nothing is trained yet"):
         optimise([([value], 1.0)], lambda _: (value / 0).sum(), repeat(0), Schedule(3), "made up")
+    with pytest.raises(UserError, match=r"made up: the loss is not finite at step 2: lower the learning rate\."):
+        optimise([([value], 1.0)], lambda zero: value.sum() / zero, iter([1, 0]), Schedule(3), "made up")
 
 
 def test_only_what_is_listed_is_trained() -> None:

@@ -25,6 +25,8 @@ from icrbench.method import FitData, Fitted, Method, Scope
 from icrbench.methods.icr import training
 from icrbench.methods.zero_shot import ZeroShotFitted
 from icrbench.randomness import Randomness
+from icrbench.runner.recorder import Recorder
+from icrbench.runner.worker import Outcome
 from icrbench.store.artefact import Artefact
 from icrbench.store.store import Store
 
@@ -397,10 +399,29 @@ def test_a_cell_that_another_process_runs_is_left_to_it(icrbench: Commands) -> N
     with Store(icrbench.folder / "out").lock(record["key"]) as mine:
         assert mine
         done = icrbench.run()
-    assert done.code == 0
+    assert done.code == 1
     assert "being run by another process" in done.out
+    assert "no result yet: zero_shot sst2; another process is at work on them" in done.out
     assert "0 cells run, 0 already there, 1 left to another process, 0 failed" in done.out
     assert icrbench.run().counts == (1, 0, 0)
+
+
+def test_a_cell_whose_process_was_killed_is_taken_over(icrbench: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    icrbench.run(tasks="sst2,mr")
+    first = next(record for record in icrbench.records() if record["cell"]["task"] == "sst2")
+    shutil.rmtree(icrbench.folder / "out" / "cells")
+    lock = Store(icrbench.folder / "out").lock(first["key"])
+    assert lock.__enter__()
+    write = Recorder.write
+
+    def killed(recorder: Recorder, outcome: Outcome) -> None:
+        lock.__exit__(None, None, None)  # while this process is at work on the other cell
+        write(recorder, outcome)
+
+    monkeypatch.setattr(Recorder, "write", killed)
+    done = icrbench.run(tasks="sst2,mr")
+    assert (done.code, done.counts) == (0, (2, 0, 0))
+    assert "being run by another process" in done.out
 
 
 def test_a_fit_that_another_process_makes_is_waited_for(

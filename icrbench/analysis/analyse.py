@@ -41,8 +41,8 @@ def analyse(asked: Request, *, quiet: bool = False) -> list[Path]:
     written: list[Path] = []
     tasks = [task.name for task in asked.tasks]
     for model in asked.models:
-        backbone = asked.load(model)
-        worker = Worker(backbone, datasets, asked, store)
+        worker = Worker(model, datasets, asked, store)
+        backbone = worker.backbone
         shown: dict[str, tuple[Fitted, int]] = {}
         for method in asked.methods:
             for seed in asked.seeds if method.method.seeded else [None]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from icrbench.util.errors import UserError
+from icrbench.util.errors import UserError, shown
 
 
 @dataclass(frozen=True)
@@ -190,17 +190,29 @@ def anatomy_of(config: Any) -> Anatomy:
 
 
 def dimensions_of(config: Any) -> Dimensions:
-    """Sizes of a model's text stack, from its configuration."""
+    """Sizes of a model's text stack, from its configuration.
+
+    Raises:
+        UserError: if a size is missing or no whole number of at least 1.
+    """
     config = config.get_text_config()
-    heads = int(config.num_attention_heads)
+    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     return Dimensions(
-        layers=int(config.num_hidden_layers),
-        hidden=int(config.hidden_size),
+        layers=_size(config, "num_hidden_layers"),
+        hidden=hidden,
         heads=heads,
-        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
-        inner=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
+        kv_heads=_size(config, "num_key_value_heads", heads),
+        head_dim=_size(config, "head_dim", hidden // heads),
+        inner=_size(config, "intermediate_size", 4 * hidden),
     )
+
+
+def _size(config: Any, name: str, default: int | None = None) -> int:
+    value = getattr(config, name, None)
+    value = default if value is None else value
+    if not isinstance(value, int) or value < 1:
+        raise UserError(f"the model's configuration gives {name} as {shown(value)}: correct its config.json.")
+    return value
 
 
 def blocks_of(model: PreTrainedModel, anatomy: Anatomy) -> list[nn.Module]:

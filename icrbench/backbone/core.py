@@ -23,11 +23,13 @@ class Revision:
         name: what the user calls the model.
         location: hub id, folder or file.
         revision: hub commit, or a hash of the local files.
+        remote_code: whether code that came with the model was run.
     """
 
     name: str
     location: str
     revision: str
+    remote_code: bool = False
 
 
 @dataclass(eq=False)
@@ -191,4 +193,5 @@ class Backbone:
             "dtype": str(self.dtype).removeprefix("torch."),
             "bos": self.adds_bos,
             "max_length": self.max_length,
+            **({"remote_code": True} if self.revision.remote_code else {}),
         }

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from icrbench.util.cache import cache_folder, hash_files, kept, key_of, stored
 from icrbench.util.code import hash_sources, libraries
-from icrbench.util.errors import UserError
+from icrbench.util.errors import UserError, said
 
 
 def packaged_gguf(name: str, gguf: Mapping[str, Any]) -> Path:
@@ -60,11 +60,12 @@ def converted(name: str, gguf: Path) -> tuple[str, str, Path]:
 
 def _convert(gguf: Path, folder: Path) -> str:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-        quantised = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name, trust_remote_code=False)
+        quantised = AutoModelForCausalLM.from_pretrained(
+            str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
+        )
     except Exception as error:  # the reader raises anything from KeyError to struct.error on a damaged file
-        problem = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise UserError(f"{gguf} is not a GGUF file that can be read ({problem}): fetch it again.") from error
+        raise UserError(f"{gguf} is not a GGUF file that can be read ({said(error)}): fetch it again.") from error
     config = quantised.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from icrbench.backbone.anatomy import anatomy_of
@@ -12,13 +11,14 @@ from icrbench.backbone.chat import ChatFrame
 from icrbench.backbone.core import Backbone, Revision
 from icrbench.backbone.fingerprint import weights_fingerprint
 from icrbench.backbone.gguf import converted, packaged_gguf
+from icrbench.backbone.whole import check_files, check_weights, uses_remote_code
 from icrbench.model_names import check_model, known_models, name_and_revision, path_of
 from icrbench.util.cache import hash_files
-from icrbench.util.errors import UserError, unknown
+from icrbench.util.errors import UserError, said, unknown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _WRAPPED = "_icrbench_backbone"  # on a model that was given loaded: its backbone
-WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.json", "*.model", "*.txt")
+WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.json", "*.model", "*.txt", "*.py")
 
 
 def default_device() -> str:
@@ -38,6 +38,7 @@ def load_backbone(
     dtype: str | None = None,
     device_map: str | None = None,
     chat_template: bool = False,
+    trust_remote_code: bool = False,
 ) -> Backbone:
     """Load a model.
 
@@ -47,10 +48,12 @@ def load_backbone(
         dtype: ``float32``, ``bfloat16`` or ``float16``; default float32 on a CPU and bfloat16 elsewhere.
         device_map: passed to accelerate to spread one model over several devices, for example ``auto``.
         chat_template: put every prompt into the tokenizer's chat template, as a user's turn.
+        trust_remote_code: run code that comes with the model or its tokenizer, if they name some; without it, a model
+            that needs such code is refused.
 
     Raises:
-        UserError: for an unknown name, an unsupported family, a missing chat template, or weights that are not here and
-            cannot be fetched.
+        UserError: for an unknown name, an unsupported family, a missing chat template, weights that are not here and
+            cannot be fetched, or a model that is not whole: weights missing, left over or not finite.
     """
     check_model(spec)
     device = device or default_device()
@@ -67,35 +70,55 @@ def load_backbone(
         location, revision, folder = converted(Path(name).stem, path_of(name))
     elif "hub" not in entry and path_of(name).is_dir():
         folder = path_of(name)
-        weights = sorted(path for pattern in WEIGHT_PATTERNS for path in folder.glob(pattern))
+        weights = sorted(path for pattern in WEIGHT_PATTERNS for path in folder.glob(pattern) if path.name[0] != ".")
         location, revision = folder.name, hash_files(weights)
     else:
         location, revision = entry.get("hub", name), asked or entry.get("revision", "main")
     source = str(folder) if folder else location
-    arguments: dict[str, Any] = {} if folder else {"revision": revision}
+    arguments: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if not folder:
+        arguments["revision"] = revision
     try:
+        if folder:
+            check_files(folder)
         anatomy_of(AutoConfig.from_pretrained(source, **arguments))  # fails before gigabytes are loaded
         tokenizer = AutoTokenizer.from_pretrained(source, **arguments)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=DTYPES[dtype], device_map=device_map, output_loading_info=True, **arguments
+            source,
+            dtype=DTYPES[dtype],
+            device_map=device_map,
+            output_loading_info=True,
+            use_safetensors=True,
+            **arguments,
         )
         model, info = loaded
-        if info["missing_keys"]:  # transformers would go on with random numbers in their place
-            raise ValueError(f"it lacks the weights {', '.join(sorted(info['missing_keys'])[:3])}")
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        way = "give a folder that holds a whole model"
+        check_weights(model, info)
+        if device_map is None:
+            model.to(device)
         if not folder:
-            way += (
-                f", or put it in the hub's cache on a machine with network by `hf download {location}`"
-                f" (gated models need `hf auth login` first)"
-            )
-        raise UserError(f"cannot load model '{spec}' from {source} ({_first_line(error)}): {way}.") from error
-    if device_map is None:
-        model.to(device)
-    if not folder:
-        revision = getattr(model.config, "_commit_hash", None) or revision
-    chat = ChatFrame.of(tokenizer, spec) if chat_template else None
-    return Backbone(model, tokenizer, Revision(spec, location, revision), chat)
+            revision = getattr(model.config, "_commit_hash", None) or revision
+        remote = uses_remote_code(model, model.config, tokenizer)
+        chat = ChatFrame.of(tokenizer, spec) if chat_template else None
+        return Backbone(model, tokenizer, Revision(spec, location, revision, remote), chat)
+    except UserError:
+        raise
+    except Exception as error:  # a damaged model makes the libraries raise anything, from KeyError to ZeroDivisionError
+        raise UserError(
+            f"cannot load model '{spec}' from {source} ({said(error)}): {_way(error, location, folder)}."
+        ) from error
+
+
+def _way(error: Exception, location: str, folder: Path | None) -> str:
+    """What to do about a model that cannot be loaded."""
+    if "trust_remote_code" in str(error):
+        return "it needs code of its own, which is run only with --trust-remote-code"
+    way = "give a folder that holds a whole model"
+    if folder:
+        return way
+    return (
+        f"{way}, or put it in the hub's cache on a machine with network by `hf download {location}`"
+        " (gated models need `hf auth login` first)"
+    )
 
 
 def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Backbone:
@@ -116,8 +139,4 @@ def _check_device(device: str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device '{device}' is not usable here ({_first_line(error)}): try --device cpu.") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise UserError(f"device '{device}' is not usable here ({said(error)}): try --device cpu.") from error

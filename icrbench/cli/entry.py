@@ -4,8 +4,10 @@ import argparse
 import os
 import shlex
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from icrbench import __version__
@@ -19,9 +21,8 @@ COMMANDS = (run, analyse, explain, listing, report, compare, export, push, lm_ev
 """Modules, each with ``add(commands)``: makes the command's parser and sets its ``command``."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 done, 1 some cells failed, 2 wrong input or interrupted."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+def run_command(arguments: Sequence[str]) -> int:
+    """Run a command; returns its exit code, as `icrbench.cli.main` says."""
     options = _parse(arguments)
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
@@ -30,9 +31,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except UserError as error:
             print(f"icrbench: {one_line(error)}", file=sys.stderr)
             return 2
+        except SystemExit as stop:  # a method's, inside lm-eval say: not a silent success
+            *_, last = traceback.extract_tb(stop.__traceback__)
+            if stop.code not in (None, 0) or "/lm_eval/_cli/" in Path(last.filename).as_posix():
+                raise
+            print(f"icrbench: ended by sys.exit at {last.filename}:{last.lineno}.", file=sys.stderr)
+            return 2
         except BrokenPipeError:  # the reader of our output went away, as `| head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
+        except OSError as error:  # a folder that may not be read, a path too long: wherever it is met
+            if error.filename is None:
+                raise
+            print(f"icrbench: {one_line(error.filename)}: {error.strerror}; check the path.", file=sys.stderr)
+            return 2
         except KeyboardInterrupt:
             print(f"icrbench: interrupted; finished cells are kept, go on with: {options.line}", file=sys.stderr)
             return INTERRUPTED

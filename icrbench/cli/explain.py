@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import sys
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 from icrbench.cli.options import add_device, add_fit, add_folders, import_methods, path
@@ -53,8 +55,11 @@ def command(options: argparse.Namespace) -> int:
     fit = FitName("zero_shot" if plain else options.method, options.artifact, options.out, tasks[0].name)
     fit.check(options.model)
     disable_progress_bar()
-    backbone = load_backbone(options.model, device=options.device, dtype=options.dtype)
-    explained = explain(backbone, fit.artefact(backbone), tasks[0], example)
+    backbone = load_backbone(
+        options.model, device=options.device, dtype=options.dtype, trust_remote_code=options.trust_remote_code
+    )
+    with redirect_stdout(sys.stderr):  # what a method prints is no part of the json
+        explained = explain(backbone, fit.artefact(backbone), tasks[0], example)
     print(json.dumps(explained, indent=1, ensure_ascii=False) if options.json else text(explained))
     if options.figure is not None:
         write_explanation(explained, options.figure)

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from icrbench.cli.options import add_fit, add_methods_dir, import_methods
+from icrbench.cli.options import add_fit, add_methods_dir, add_trust, import_methods
 from icrbench.model_names import check_model
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def add(commands: "Subcommands") -> None:
     parser.add_argument("--model", required=True, help="a name, hub id, folder or .gguf file")
     add_fit(parser)
     add_methods_dir(parser)
+    add_trust(parser)
     parser.set_defaults(command=command)
 
 
@@ -30,4 +31,11 @@ def command(options: argparse.Namespace) -> int:
     import_methods(options)
     from icrbench.lm_eval.harness import evaluate
 
-    return evaluate(options.model, options.method, options.out, options.artifact, options.passed_on)
+    return evaluate(
+        options.model,
+        options.method,
+        options.out,
+        options.artifact,
+        options.passed_on,
+        trust_remote_code=options.trust_remote_code,
+    )

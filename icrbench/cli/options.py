@@ -1,14 +1,21 @@
 """What the commands' parsers share: kinds of values, groups of options, and errors in one sentence."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from icrbench.util.errors import shown
 
 if TYPE_CHECKING:
     from argparse import _ArgumentGroup, _SubParsersAction
 
     Subcommands = _SubParsersAction["Parser"]
     Options = argparse.ArgumentParser | _ArgumentGroup
+
+
+LONGEST = 2000  # characters of a message
+MOST = 10**9  # of a number: more rows, or a larger batch, than there can be
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,8 +27,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def one_line(message: object) -> str:
-    """Join the lines of a message."""
-    return " ".join(str(message).splitlines())
+    """Join the lines of a message, and cut one that nobody would read."""
+    line = " ".join(str(message).splitlines())
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
 
 
 def positive(text: str) -> int:
@@ -30,8 +38,8 @@ def positive(text: str) -> int:
         number = int(text)
     except ValueError:
         number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
+    if not 1 <= number <= MOST:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1 and at most {MOST}, not {shown(text)}")
     return number
 
 
@@ -43,15 +51,21 @@ def rows(text: str) -> "int | Literal['all']":
 def seeds(text: str) -> list[int]:
     """Read whole numbers joined by commas."""
     try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"must be whole numbers joined by commas, not '{text}'") from error
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(abs(number) <= MOST for number in numbers):
+        raise argparse.ArgumentTypeError(f"must be whole numbers of at most {MOST} joined by commas, not {shown(text)}")
+    return numbers
 
 
 def path(text: str) -> Path:
     """Read a path that is not empty."""
     if not text.strip():  # an empty variable of a script: not a wish to write in the current folder
         raise argparse.ArgumentTypeError("must name a folder, but is empty")
+    parts = [len(os.fsencode(part)) for part in Path(text).parts]
+    if "\0" in text or sum(parts) + len(parts) >= 4096 or max(parts, default=0) > 255:
+        raise argparse.ArgumentTypeError(f"no file can be named {shown(text)}")
     return Path(text)
 
 
@@ -85,6 +99,14 @@ def add_device(parser: "Options") -> None:
     """Add where and in which number type a model is loaded."""
     parser.add_argument("--device", help="torch device (default: the first GPU, else the CPU)")
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32 on a CPU, else bfloat16)")
+    add_trust(parser)
+
+
+def add_trust(parser: "Options") -> None:
+    """Add the permission to run a model's own code."""
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run code that comes with a model or its tokenizer"
+    )
 
 
 def add_run_options(parser: argparse.ArgumentParser, *, theory: bool = False) -> None:
@@ -164,6 +186,7 @@ REQUEST = (
     "device",
     "dtype",
     "device_map",
+    "trust_remote_code",
     "batch_size",
     "chat_template",
 )

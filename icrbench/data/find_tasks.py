@@ -75,7 +75,7 @@ def get_tasks(names: str, extra_dir: Path | None = None) -> list[Task]:
 def _yaml_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise UserError(f"the folder of tasks {folder} does not exist: check --tasks-dir.")
-    found = sorted(path for path in folder.iterdir() if path.suffix in {".yaml", ".yml"})
+    found = sorted(path for path in folder.iterdir() if path.suffix in {".yaml", ".yml"} and path.name[0] != ".")
     if not found:
         raise UserError(f"{folder} holds no .yaml file: put one YAML file per dataset there.")
     return found

@@ -6,13 +6,16 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from icrbench.data.task import CHOICES_FIELD, LETTERS_FIELD, Example, Task
-from icrbench.util.errors import UserError
+from icrbench.util.errors import UserError, said, shortened, shown
+
+LARGEST_FILE = 4 << 30  # bytes, as it lies on disk or, for parquet, unpacked
+LONGEST_TEXT = 1_000_000  # characters of a field
 
 Row = Mapping[str, Any]
 
@@ -44,6 +47,8 @@ def read_rows(path: Path) -> Rows:
         UserError: if the file cannot be read, is cut off, or a line is not a JSON object.
     """
     try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise UserError(f"{path} is larger than {LARGEST_FILE >> 30} GiB: cut it into what is needed.")
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}): check the path.") from error
@@ -100,7 +105,7 @@ def _example(task: Task, split: str, place: str, number: int, row: Row) -> Examp
         fields[LETTERS_FIELD] = "/".join(options)
     return Example(
         id=f"{task.name}/{split}/{number}",
-        fields=fields,
+        fields=MappingProxyType(fields),  # no method may write into what the next will read
         options=options,
         label=0 if task.answer_form == "generate" else _label(task, place, row, len(options)),
         content_hash=identity,
@@ -140,8 +145,8 @@ def _label(task: Task, place: str, row: Row, n_options: int) -> int:
     if len(found) != 1:
         problem = "is named twice" if found else "is not"
         raise UserError(
-            f"{place}, field '{task.label_column}': label {value!r} {problem} among "
-            f"{', '.join(map(repr, known))}: correct it (hidden test labels, often -1, cannot be scored)."
+            f"{place}, field '{task.label_column}': label {shown(value)} {problem} among "
+            f"{shortened(', '.join(map(shown, known)))}: correct it (hidden test labels, often -1, cannot be scored)."
         )
     return found[0]
 
@@ -153,7 +158,7 @@ def _column(row: Row, path: str, place: str) -> Any:
         return row[path]
     for part in path.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            there = ", ".join(map(str, row)) or "none"
+            there = shortened(", ".join(map(str, row))) or "none"
             raise UserError(f"{place}: column '{path}' is missing; the columns there are: {there}.")
         value = value[part]
     return value
@@ -162,14 +167,16 @@ def _column(row: Row, path: str, place: str) -> Any:
 def _list(row: Row, path: str, place: str) -> list[Any]:
     value = _column(row, path, place)
     if not isinstance(value, list):
-        raise UserError(f"{place}, field '{path}': must be a list, but is {value!r}.")
+        raise UserError(f"{place}, field '{path}': must be a list, but is {shown(value)}.")
     return value
 
 
 def _text(value: Any, path: str, place: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UserError(f"{place}, field '{path}': must be text, but is {value!r}.")
+        raise UserError(f"{place}, field '{path}': must be text, but is {shown(value)}.")
     text = str(value).strip()  # white space around a field is the template's to decide
+    if len(text) > LONGEST_TEXT:
+        raise UserError(f"{place}, field '{path}': has {len(text)} characters, more than {LONGEST_TEXT}: shorten it.")
     try:
         text.encode()
     except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair, which no tokenizer takes
@@ -182,21 +189,39 @@ def _json_lines(path: Path, content: bytes) -> Iterable[tuple[int, Row]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line.decode())
+            row = json.loads(line.decode(), object_pairs_hook=_once, parse_constant=_no_number)
         except (ValueError, RecursionError) as error:
             problem = "not UTF-8" if isinstance(error, UnicodeDecodeError) else "not a whole JSON object"
             raise UserError(
-                f"{path}, line {number + 1}: is {problem} ({error}): correct it, or copy the file again."
+                f"{path}, line {number + 1}: is {problem} ({said(error)}): correct it, or copy the file again."
             ) from error
         if not isinstance(row, dict):
             raise UserError(f"{path}, line {number + 1}: must be a JSON object, but is {line[:40].decode()!r}.")
         yield number, row
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys differ; JSON itself would keep the last of two."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key '{shortened(next(name for name in names if names.count(name) > 1))}' stands twice")
+    return row
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
 def _parquet(path: Path, content: bytes) -> list[dict[str, Any]]:
     try:
-        rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(content)).to_pylist()
-    except (pa.ArrowException, OSError, ValueError) as error:
-        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} is no whole parquet file ({problem}): is it cut off? Copy it again.") from error
+        file = pq.ParquetFile(io.BytesIO(content))
+        groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
+        if sum(group.total_byte_size for group in groups) > LARGEST_FILE:
+            raise UserError(f"{path} unpacks to more than {LARGEST_FILE >> 30} GiB: cut it into what is needed.")
+        rows: list[dict[str, Any]] = file.read().to_pylist()
+    except UserError:
+        raise
+    except Exception as error:  # damaged bytes reach every layer of the reader
+        raise UserError(f"{path} is no whole parquet file ({said(error)}): is it cut off? Copy it again.") from error
     return rows

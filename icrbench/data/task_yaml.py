@@ -16,6 +16,7 @@ from icrbench.data.task import (
     Role,
     Task,
 )
+from icrbench.util.errors import shown
 from icrbench.util.yamlfile import Section, read_yaml
 
 KEYS = (
@@ -162,14 +163,14 @@ def _label_values(label: Section, options: tuple[str, ...], listed: bool) -> tup
             label.fail("values", "names a column, which needs 'choices' to name one too: list the values instead.")
         return label.text("values")
     if not isinstance(values, list) or not all(isinstance(value, int | str) for value in values):
-        label.fail("values", f"must be a list of numbers or texts, but is {values!r}.")
+        label.fail("values", f"must be a list of numbers or texts, but is {shown(values)}.")
     if len(values) != len(options):
         label.fail(
             "values",
             f"lists {len(values)} values for {len(options)} options: one for each, in the same order.",
         )
     if len({(type(value), value) for value in values}) != len(values):
-        label.fail("values", f"lists a value twice: {values!r}.")
+        label.fail("values", f"lists a value twice: {shown(values)}.")
     return tuple(values)
 
 

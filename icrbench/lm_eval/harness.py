@@ -25,7 +25,15 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"lm-eval: {message}; `lm_eval run --help` lists its flags.")
 
 
-def evaluate(model: str, method: str | None, out: Path | None, artifact: Path | None, flags: Sequence[str]) -> int:
+def evaluate(
+    model: str,
+    method: str | None,
+    out: Path | None,
+    artifact: Path | None,
+    flags: Sequence[str],
+    *,
+    trust_remote_code: bool = False,
+) -> int:
     """Evaluate with lm-eval.
 
     Args:
@@ -34,6 +42,7 @@ def evaluate(model: str, method: str | None, out: Path | None, artifact: Path | 
         out: results folder that has its fit, and gets lm-eval's results unless ``flags`` say otherwise.
         artifact: instead, folder of the fit.
         flags: everything else, passed on to lm-eval.
+        trust_remote_code: run code that comes with the model.
 
     Raises:
         UserError: for anything wrong that the user can put right.
@@ -45,12 +54,13 @@ def evaluate(model: str, method: str | None, out: Path | None, artifact: Path | 
         raise UserError("no task asked for: name some with --tasks; `lm_eval ls tasks` shows lm-eval's.")
     ours = {"pretrained": model, "method": method, "out": out, "artifact": artifact}
     given = {name: str(value) for name, value in ours.items() if value is not None}
-    for name in (*ours, "batch_size", "device", "max_batch_size"):
+    for name in (*ours, "batch_size", "device", "max_batch_size", "trust_remote_code"):
         if name in config.model_args:
             raise UserError(f"--model_args {name}=… has a flag of its own: use that.")
     lm = ICRBenchLM(
         **given,
         **config.model_args,
+        trust_remote_code=trust_remote_code,
         device=asked.device,
         batch_size=config.batch_size,
         max_batch_size=config.max_batch_size or 64,

@@ -13,8 +13,10 @@ import torch
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 from tqdm import tqdm
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from icrbench.backbone import Backbone, Batch
+from icrbench.backbone.finite import not_finite
 from icrbench.backbone.load import load_backbone
 from icrbench.backbone.memory import activation_bytes, cache_bytes, free_bytes
 from icrbench.data.free_text import as_query
@@ -66,6 +68,7 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         device: str | None = None,
         dtype: str | None = None,
         device_map: str | None = None,
+        trust_remote_code: bool = False,
         batch_size: int | str = 1,
         max_batch_size: int = 64,
         **options: Any,
@@ -77,9 +80,10 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             method: as ``--methods`` takes it, or a fitted one; not needed beside ``artifact``.
             artifact: folder of a fit: ``OUT/fitted/METHOD-KEY``. Methods without a fit need none.
             out: instead, a results folder that has one fit of the method for the model.
-            device: as `load_backbone` takes it, like the next two; for a model given by name.
+            device: as `load_backbone` takes it, like the next three; for a model given by name.
             dtype: number type of the weights.
             device_map: to spread a model over devices.
+            trust_remote_code: run code that comes with the model.
             batch_size: rows a forward pass, or ``auto``.
             max_batch_size: most rows that ``auto`` takes.
             options: of lm-eval's ``hf`` model: those in ``OPTIONS``.
@@ -93,7 +97,13 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         if not isinstance(pretrained, Backbone):
             if (device or "").startswith("cuda") and not torch.cuda.is_available():
                 device = None  # lm-eval's command line asks for the first GPU, whether there is one or not
-            pretrained = load_backbone(pretrained, device=device, dtype=dtype, device_map=device_map)
+            pretrained = load_backbone(
+                pretrained,
+                device=device,
+                dtype=dtype,
+                device_map=device_map,
+                trust_remote_code=trust_remote_code,
+            )
         self.backbone = pretrained
         if isinstance(method, Artefact):
             self.artefact = method
@@ -300,6 +310,7 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     ) -> Tensor:
         """Generate after left-padded contexts; the method stays applied while tokens are decoded."""
         batch = _generation_batch(context, attention_mask, self._generating, int(options.get("num_beams") or 1))
+        options["logits_processor"] = LogitsProcessorList([_Finite(self.backbone)])
         with self.fitted.applied(self.backbone, batch):
             tokens: Tensor = super()._model_generate(
                 context, max_length, stop, attention_mask=attention_mask, **options
@@ -325,6 +336,18 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         """What ``mixed_precision_dtype`` asks for."""
         dtype = self.mixed_precision_dtype
         return torch.autocast(device_type=self.device.type, dtype=dtype, enabled=dtype is not None)
+
+
+class _Finite(LogitsProcessor):
+    """Stops a generation whose scores are no numbers, of which an arg max would take the first, silently."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        if not (scores < torch.inf).all():  # minus infinity is how other processors forbid a token
+            raise not_finite(self._backbone, "the scores of the next token")
+        return scores
 
 
 def _generation_batch(ids: Tensor, mask: Tensor, texts: tuple[str, ...], beams: int) -> Batch:

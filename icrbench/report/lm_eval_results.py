@@ -1,6 +1,7 @@
 """Results that lm-evaluation-harness wrote for our methods, as a table beside the leaderboard."""
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +15,15 @@ import pandas as pd
 from icrbench.report.text.grid import Entry, Grid
 from icrbench.report.text.names import display_name, form_notes
 from icrbench.report.text.numbers import MISSING
-from icrbench.report.text.render import markdown_grid, markdown_notes, terminal_grid, terminal_notes, terminal_title
+from icrbench.report.text.render import (
+    csv_value,
+    escape_markdown,
+    markdown_grid,
+    markdown_notes,
+    terminal_grid,
+    terminal_notes,
+    terminal_title,
+)
 from icrbench.store.store import FOLDERS
 from icrbench.util.errors import UserError
 
@@ -65,8 +74,13 @@ def lm_eval_values(folder: Path) -> list[Value]:
         try:
             record = json.loads(path.read_text("utf-8"))
             found = _values(record) if "icrbench" in record.get("config", ()) else []
+            unusable = next((value for value in found if not math.isfinite(value.value)), None)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is not a whole results file of lm-eval: delete it and evaluate again.") from error
+        if unusable is not None:
+            raise UserError(
+                f"{path}: {unusable.metric} of {unusable.task} is not finite: delete it and evaluate again."
+            )
         for value in found:
             key = (*row_of(value), value.method, value.identity)
             if key not in latest or latest[key].date < value.date:
@@ -135,7 +149,7 @@ def markdown(values: Sequence[Value]) -> str:
     """One table a model, as GitHub Markdown; empty without values."""
     parts = []
     for grid, notes in tables(values):
-        parts += [f"## {grid.title}", markdown_grid(grid), *markdown_notes(notes)]
+        parts += [f"## {escape_markdown(grid.title)}", markdown_grid(grid), *markdown_notes(notes)]
     return "".join(f"{part}\n\n" for part in parts)
 
 
@@ -149,7 +163,7 @@ def terminal(values: Sequence[Value]) -> str:
 
 def csv(values: Sequence[Value]) -> str:
     """One line a number."""
-    return pd.DataFrame([asdict(value) for value in values]).to_csv(index=False, lineterminator="\n")
+    return pd.DataFrame([asdict(value) for value in values]).map(csv_value).to_csv(index=False, lineterminator="\n")
 
 
 def tables(values: Sequence[Value]) -> list[tuple[Grid, list[str]]]:

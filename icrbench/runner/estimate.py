@@ -72,8 +72,10 @@ def _parameters(model: str) -> float | None:
     name, _, revision = model.partition("@")
     source = local_source(model) or known_models().get(name, {}).get("hub", name)
     try:
-        whole = AutoConfig.from_pretrained(str(source), revision=revision or "main", local_files_only=True)
-    except (OSError, ValueError):
+        whole = AutoConfig.from_pretrained(
+            str(source), revision=revision or "main", local_files_only=True, trust_remote_code=False
+        )
+    except Exception:  # nothing here yet, or damaged: said when it is loaded
         return None
     anatomy_of(whole)  # an unsupported family is said now, not when the run starts
     dims = dimensions_of(whole)

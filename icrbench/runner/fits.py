@@ -24,6 +24,17 @@ class Fits:
         self._backbone = backbone
         self._latest: dict[Path, Artefact] = {}
         self._failed: dict[Path, tuple[Exception, TracebackType | None]] = {}
+        self._made_here: list[Path] = []
+
+    def discard(self) -> None:
+        """Remove the fits that this process has made: the model they were made on was not what it seemed."""
+        for folder in self._made_here:
+            remove(folder)
+
+    def use(self, backbone: Backbone) -> None:
+        """Go on with a model that was loaded anew; the fits in memory are forgotten, since what held them is."""
+        self._backbone = backbone
+        self._latest = {}
 
     def get(self, method: Method, folder: Path, make: Callable[[], tuple[Fitted, Cost]], what: str) -> Artefact:
         """Return a fit; one that is damaged is made again, and a sentence says so.
@@ -66,6 +77,7 @@ class Fits:
     def _made(self, method: Method, folder: Path, make: Callable[[], tuple[Fitted, Cost]]) -> Artefact:
         fitted, cost = make()
         Artefact(method, fitted, self._backbone.identity(), cost).save(folder)
+        self._made_here.append(folder)
         # Cells are scored with what is stored: where locks do nothing, that may be another process's.
         return Artefact.load(folder, self._backbone)
 

@@ -13,7 +13,10 @@ from icrbench.runner.worker import Outcome, Worker
 from icrbench.store import records
 from icrbench.store.records import SCHEMA_VERSION, CellRecord, Environment, Failure, identity_key
 from icrbench.store.store import Store
+from icrbench.util.errors import shortened
 from icrbench.util.progress import say
+
+LONGEST_TRACEBACK = 20_000  # characters; the end says most
 
 
 @dataclass
@@ -49,6 +52,8 @@ class Recorder:
         self._total = total
         self._number = 0
         self._environment: Environment = {**environment(), "command": request.command}
+        self._left: list[Cell] = []
+        self._written: list[Outcome] = []
         self.tally = Tally()
 
     def unfinished(self, cells: Sequence[Cell]) -> Generator[Cell]:
@@ -59,6 +64,7 @@ class Recorder:
             with self._store.lock(key) as free:
                 if not free:
                     self._say(cell, "being run by another process, left to it")
+                    self._left.append(cell)
                     self.tally.left += 1
                 elif kept := self._store.completed(key):
                     self.tally.kept += 1
@@ -66,6 +72,27 @@ class Recorder:
                         self._say(cell, f"is the same as {kept['cell']['label']}, already there")
                 else:
                     yield cell
+
+    def take_left(self) -> list[Cell]:
+        """Give the cells that were left to other processes, which are no longer counted as such."""
+        left, self._left = self._left, []
+        self._number -= len(left)
+        self.tally.left = 0
+        return left
+
+    def name_left(self) -> None:
+        """Say which cells have no result yet."""
+        if self._left:
+            names = ", ".join(map(str, self._left[:5])) + (" and others" if len(self._left) > 5 else "")
+            say(f"no result yet: {names}; another process is at work on them, so run again when it has ended.")
+
+    def revoke(self, error: Exception) -> None:
+        """Record every cell of this run as failed: what was written of them cannot be relied on."""
+        say(f"{error} No cell of this run is kept.")
+        for outcome in self._written:
+            self._store.write(self._record(replace(outcome, result=None, rows=(), fit=None, error=error)), None)
+        self.tally.failed += len(self._written)
+        self.tally.done -= len(self._written)
 
     def write(self, outcome: Outcome) -> None:
         """Keep what became of a cell."""
@@ -76,6 +103,7 @@ class Recorder:
             self._say(outcome.cell, f"failed: {record['error']['message']}")
         elif record["result"] is not None:
             self.tally.done += 1
+            self._written.append(replace(outcome, rows=()))
             result = record["result"]
             accuracy, seconds = 100 * result["accuracy"], result["seconds_score"]
             self._say(outcome.cell, f"{accuracy:5.1f} %  ({result['n']} rows, {seconds:.1f} s)")
@@ -140,6 +168,6 @@ class Recorder:
 def _failure(error: Exception) -> Failure:
     return {
         "type": type(error).__name__,
-        "message": (str(error).strip().splitlines() or [type(error).__name__])[0],
-        "traceback": "".join(traceback.format_exception(error)),
+        "message": shortened((str(error).strip().splitlines() or [type(error).__name__])[0]),
+        "traceback": "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:],
     }

@@ -44,6 +44,7 @@ class Request:
         scoring: how to compute.
         device, dtype, device_map: how to load models; None for the default.
         chat_template: put every prompt into the model's chat template.
+        trust_remote_code: whether code that comes with a model may run.
         command: the command line that asked for it, for the records.
         only: the tasks that some labels are confined to; all of them for a label that is not here.
         variations: how every cell is had, the plain way first.
@@ -63,6 +64,7 @@ class Request:
     dtype: str | None = None
     device_map: str | None = None
     chat_template: bool = False
+    trust_remote_code: bool = False
     command: str = ""
     only: Mapping[str, frozenset[str]] = field(default_factory=dict)
     variations: Sequence[Variation] = (PLAIN,)
@@ -90,6 +92,7 @@ class Request:
         device: str | None = None,
         dtype: str | None = None,
         device_map: str | None = None,
+        trust_remote_code: bool = False,
         batch_size: int | None = None,
         chat_template: bool = False,
         command: str = "",
@@ -117,6 +120,7 @@ class Request:
             device: torch device; None for the first GPU, else the CPU.
             dtype: number type; None for float32 on a CPU, else bfloat16.
             device_map: to spread a model over devices.
+            trust_remote_code: run code that comes with a model, if it names some.
             batch_size: most prompts a batch; None to go by free memory.
             chat_template: put every prompt into the model's chat template, as a user's turn.
             command: what the user typed.
@@ -154,13 +158,14 @@ class Request:
             dtype=dtype,
             device_map=device_map,
             chat_template=chat_template,
+            trust_remote_code=trust_remote_code,
             command=command,
             only=only,
             variations=variations,
         )
 
     def load(self, model: str | Backbone) -> Backbone:
-        """Load one of the models, unless it is loaded already."""
+        """Load one of the models as asked for, unless it is loaded already; raises as `load_backbone`."""
         if isinstance(model, Backbone):
             if not self.chat_template:
                 return model
@@ -172,6 +177,7 @@ class Request:
             dtype=self.dtype,
             device_map=self.device_map,
             chat_template=self.chat_template,
+            trust_remote_code=self.trust_remote_code,
         )
 
     def datasets(self) -> Datasets:

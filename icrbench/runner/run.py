@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 
 from transformers.utils.logging import disable_progress_bar
@@ -9,7 +10,8 @@ from transformers.utils.logging import disable_progress_bar
 from icrbench.backbone import Backbone
 from icrbench.protocol import Datasets
 from icrbench.runner.changed_code import changed_code
-from icrbench.runner.plan import not_applicable, plan
+from icrbench.runner.guard import LeftBehind
+from icrbench.runner.plan import Cell, not_applicable, plan
 from icrbench.runner.recorder import Recorder, Tally
 from icrbench.runner.request import Request
 from icrbench.runner.worker import Worker
@@ -18,7 +20,7 @@ from icrbench.util.progress import note, say, set_quiet
 
 
 def run(request: Request, *, quiet: bool = False) -> int:
-    """Run the grid; returns 0, or 1 if a cell failed.
+    """Run the grid; returns 0, or 1 if a cell failed or has no result yet.
 
     Args:
         request: what to run.
@@ -34,25 +36,35 @@ def run(request: Request, *, quiet: bool = False) -> int:
     datasets = request.datasets()
     for sentence in not_applicable(request, datasets):
         say(sentence)
-    failed = 0
+    complete = True
     for model in request.models:
-        backbone = request.load(model)
-        tally = _run_model(backbone, request, datasets, store)
-        failed += tally.failed
-        say(f"{backbone.revision.name}: {tally}; results in {request.out}")
-        del backbone  # before the next model is loaded
-    return 1 if failed else 0
+        tally = _run_model(model, request, datasets, store)
+        complete = complete and not (tally.failed or tally.left)
+        name = model.revision.name if isinstance(model, Backbone) else model
+        say(f"{name}: {tally}; results in {request.out}")
+    return 0 if complete else 1
 
 
-def _run_model(backbone: Backbone, request: Request, datasets: Datasets, store: Store) -> Tally:
-    worker = Worker(backbone, datasets, request, store)
+def _run_model(model: str | Backbone, request: Request, datasets: Datasets, store: Store) -> Tally:
+    worker = Worker(model, datasets, request, store)
     units = plan(request, datasets)
     identities = (worker.identity(cell) for unit in units for cell in unit.cells)
     if sentence := changed_code(store, identities):
         note(sentence)
     recorder = Recorder(worker, datasets, request, store, total=sum(len(unit.cells) for unit in units))
     for unit in units:
-        with closing(recorder.unfinished(unit.cells)) as cells:
-            for outcome in worker.execute(cells):
-                recorder.write(outcome)
+        _work(worker, recorder, unit.cells)
+    # Another process that had a cell may have been killed since: whoever is still here takes it over.
+    _work(worker, recorder, recorder.take_left())
+    recorder.name_left()
+    try:
+        worker.verify()
+    except LeftBehind as error:
+        recorder.revoke(error)
     return recorder.tally
+
+
+def _work(worker: Worker, recorder: Recorder, cells: Sequence[Cell]) -> None:
+    with closing(recorder.unfinished(cells)) as unfinished:
+        for outcome in worker.execute(unfinished):
+            recorder.write(outcome)

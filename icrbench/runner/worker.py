@@ -13,6 +13,7 @@ from icrbench.data.task import Example
 from icrbench.method import Fitted, Scope
 from icrbench.protocol import Datasets
 from icrbench.runner.fits import Fits
+from icrbench.runner.guard import Guard, LeftBehind, check_fit, contained, fingerprint, sentence
 from icrbench.runner.identity import cell_identity
 from icrbench.runner.plan import Cell
 from icrbench.runner.request import Request
@@ -21,6 +22,7 @@ from icrbench.scoring.prompting import Prompter
 from icrbench.store.artefact import Artefact
 from icrbench.store.records import Result
 from icrbench.store.store import Store
+from icrbench.util.errors import UserError
 from icrbench.util.progress import bar
 
 
@@ -50,21 +52,26 @@ class Outcome:
 class Worker:
     """Fits and scores the cells of one model.
 
+    A method that leaves something behind (`Guard`) costs its own cells: the model is loaded anew before the next.
+
     Raises:
-        UserError: if the options of a task cannot be told apart on this model's tokenizer.
+        UserError: if the model cannot be loaded, or the options of a task cannot be told apart on its tokenizer.
     """
 
-    def __init__(self, backbone: Backbone, datasets: Datasets, request: Request, store: Store) -> None:
-        self.backbone = backbone
+    def __init__(self, model: str | Backbone, datasets: Datasets, request: Request, store: Store) -> None:
+        self._model = model
+        self._spoilt: LeftBehind | None = None
+        self.backbone = request.load(model)
+        self._guard = Guard(self.backbone)
         self._datasets = datasets
         self._request = request
         self._store = store
-        self._fits = Fits(store, backbone)
+        self._fits = Fits(store, self.backbone)
         self._reused = Reused()
         self._identities: dict[Cell, dict[str, Any]] = {}
         for task in datasets.tasks.values():  # options that cannot be told apart are found before any work
             for variation in request.variations:
-                prompter = Prompter(backbone, variation.task(task))
+                prompter = Prompter(self.backbone, variation.task(task))
                 for example in datasets.test(task.name):
                     prompter.check(example)
 
@@ -78,6 +85,9 @@ class Worker:
         """Fit and score cells one by one, each when the outcome of the last has been taken.
 
         Whatever a method does wrong costs its own cells.
+
+        Raises:
+            UserError: if a method has changed a model that was given loaded, and so cannot be loaded anew.
         """
         for cell in cells:
             started = datetime.now(UTC)
@@ -89,7 +99,23 @@ class Worker:
                 result, rows, fit = self._run(cell)
             except Exception as error:
                 failure = error
+            try:
+                self._check(cell)
+            except LeftBehind as error:
+                result, rows, fit, failure = None, [], None, failure or error
             yield Outcome(cell, started, datetime.now(UTC), result, rows, fit, failure)
+            if self._spoilt:
+                raise UserError(f"{self._spoilt} The model was given loaded, so load it anew and run again.")
+
+    def verify(self) -> None:
+        """Read every weight, where the looks between cells read a sample; fits made on changed ones are removed.
+
+        Raises:
+            LeftBehind: if one has changed; which cell did it cannot be told.
+        """
+        if left := self._guard.left(whole=True):
+            self._fits.discard()
+            raise LeftBehind(f"a method of this run, which cannot be told, left behind {', '.join(left[:3])}.")
 
     def fitted(self, cell: Cell) -> Artefact:
         """Return the cell's fit."""
@@ -101,16 +127,38 @@ class Worker:
         method = cell.method.method
         data = self._datasets.for_fit(method, cell.task)
         data = replace(data, pools=cell.variation.pools(data.pools))
-        with metered(self.backbone) as cost:
+        with metered(self.backbone) as cost, contained(method.name):
             fitted = method.fit(self.backbone, data, cell.variation.randomness(cell.seed or 0))
+        self._check(cell)
+        check_fit(self.backbone, method, fitted)
         return fitted, cost
+
+    def _check(self, cell: Cell) -> None:
+        """Raise LeftBehind if anything is not as it was, after making it so again: the model is loaded anew."""
+        left = self._guard.left()
+        if not left:
+            return
+        error = sentence(cell.method.method.name, left)
+        self._guard.restore()
+        if isinstance(self._model, Backbone):
+            self._spoilt = error
+            raise error
+        self.backbone = self._request.load(self._model)
+        self._guard = Guard(self.backbone)
+        self._fits.use(self.backbone)
+        self._reused = Reused()  # what was computed with the changed model
+        raise error
 
     def _run(self, cell: Cell) -> tuple[Result, list[dict[str, Any]], str | None]:
         artefact = self.fitted(cell)
         examples = self._datasets.test(cell.task)
+        before = fingerprint(artefact.fitted)
         begin = time.perf_counter()
-        scored = self._score(cell, artefact.fitted, examples)
+        with contained(cell.method.method.name):
+            scored = self._score(cell, artefact.fitted, examples)
         seconds = time.perf_counter() - begin
+        if fingerprint(artefact.fitted) != before:
+            raise sentence(cell.method.method.name, ["another fit than it was given"])
         rows = [_row(example, answer) for example, answer in zip(examples, scored, strict=True)]
         stored = artefact.method.scope is not Scope.NONE
         return _result(rows, seconds, artefact), rows, artefact.sha256 if stored else None

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from icrbench.backbone import Backbone, make_batch
+from icrbench.backbone.finite import not_finite
 from icrbench.backbone.prefix import SHORTEST_PREFIX, expanded, shared_prefix
 from icrbench.method import Fitted
 from icrbench.scoring.batching import shared_keys
@@ -112,6 +113,8 @@ def _batch(
         states = backbone.hidden_states(unmasked, cache)
     predicting = [states[number, row.last - shared : len(row.tokens) - shared] for number, row in enumerate(rows)]
     values, hits = _read(backbone, fitted, torch.cat(predicting), _wanted(rows, continuations))
+    if not values.isfinite().all():  # lm-eval would count on
+        raise not_finite(backbone, "the log-probabilities")
     found: list[list[Answer]] = []
     start = 0
     for own in continuations:

@@ -7,11 +7,11 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from icrbench.backbone import Backbone, Batch, make_batch
+from icrbench.backbone.finite import not_finite
 from icrbench.backbone.prefix import expanded, shared_prefix
 from icrbench.method import Fitted
 from icrbench.scoring.batching import ScoringOptions, plan, retry_in_halves, shared_keys
 from icrbench.scoring.prompting import Prompt
-from icrbench.util.errors import UserError
 
 END = "\n"
 """Where an answer ends: demonstrations are one below the other, so a new line starts the next one."""
@@ -108,10 +108,7 @@ def _likeliest(backbone: Backbone, fitted: Fitted, states: Tensor) -> Tensor:
     """The token ``[B]`` with the highest logit."""
     logits = fitted.logits(backbone, states)
     if not logits.isfinite().all():  # an arg max over nan would be the first token, silently
-        raise UserError(
-            f"model '{backbone.revision.name}' gives logits that are not finite in {backbone.dtype}:"
-            " try --dtype float32."
-        )
+        raise not_finite(backbone, "the logits of the next token")
     return logits.argmax(-1)
 
 

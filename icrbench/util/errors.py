@@ -1,7 +1,9 @@
 """Mistakes a user can fix, said in one sentence."""
 
 import difflib
+import reprlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class UserError(Exception):
@@ -20,3 +22,26 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}."
     return UserError(f"unknown {kind} '{name}': {hint}")
+
+
+LONGEST = 400  # characters of a foreign text in a message: files and libraries can say megabytes
+
+
+def said(error: BaseException) -> str:
+    """What an exception of somebody else's code says, as part of a sentence: its first line, never very long."""
+    lines = str(error).strip().splitlines()
+    return shortened((lines[0] if lines else type(error).__name__).rstrip("."))
+
+
+def shortened(text: str) -> str:
+    """A text of at most ``LONGEST`` characters; of a longer one, the start."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def shown(value: Any) -> str:
+    """A value of a file, for a message: as Python writes it, but short however large or deep it is."""
+    return _SHORT.repr(value)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 2, 80, 80, 40

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import pandas as pd
 
 from icrbench.report.text.grid import Grid, blocks
-from icrbench.report.text.latex import PREAMBLE, escape_latex, floats, latex_sentence
+from icrbench.report.text.latex import PREAMBLE, escape_latex, floats, latex_comment, latex_sentence
 from icrbench.report.text.render import (
     TERMINAL,
+    csv_value,
+    escape_markdown,
     markdown_grid,
     markdown_notes,
     terminal_grid,
@@ -40,7 +42,7 @@ def markdown(title: str, sheets: Sequence[Sheet]) -> str:
     """All blocks as GitHub Markdown."""
     parts = [f"# {title}"]
     for sheet in sheets:
-        parts += [f"## {sheet.title}", markdown_grid(sheet.grid, code=False)]
+        parts += [f"## {escape_markdown(sheet.title)}", markdown_grid(sheet.grid, code=False)]
         parts += markdown_notes(sheet.notes, sheet.origin)
     return "\n\n".join(parts) + "\n"
 
@@ -59,14 +61,14 @@ def csv(sheets: Sequence[Sheet]) -> str:
     """All blocks as one long table: one line a number."""
     frame = pd.DataFrame([line for sheet in sheets for line in sheet.numbers])
     whole = {name: "Int64" for name in ("seed", "seeds", "row_seeds", "test_rows") if name in frame}
-    return frame.astype(whole).to_csv(index=False, lineterminator="\n")
+    return frame.map(csv_value).astype(whole).to_csv(index=False, lineterminator="\n")
 
 
 def latex(name: str, title: str, sheets: Sequence[Sheet]) -> str:
     r"""Floats for each block; the document needs ``\usepackage{booktabs}``."""
     parts = [PREAMBLE]
     for number, sheet in enumerate(sheets, 1):
-        parts += [f"% {key}: {value}" for key, value in sheet.origin]
+        parts += [latex_comment(f"{key}: {value}") for key, value in sheet.origin]
         caption = f"{escape_latex(title)} --- {escape_latex(sheet.title)}"
         label = f"tab:{name}{'' if number == 1 else f'-{number}'}"
         parts += floats(sheet.grid, caption, " ".join(map(latex_sentence, sheet.notes)), label)

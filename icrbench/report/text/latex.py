@@ -63,6 +63,11 @@ def latex_sentence(text: str) -> str:
     return escape_latex(text if text.endswith(".") else text + ".")
 
 
+def latex_comment(text: str) -> str:
+    """A line that LaTeX does not read, whatever characters end lines in the text."""
+    return f"% {' '.join(text.split())}"
+
+
 _LATEX = {
     **{character: f"\\{character}" for character in "%_&#${}"},
     "\\": r"\textbackslash{}",

@@ -17,7 +17,7 @@ from icrbench.report.costs import COST_NOTE, COSTS, cached, cost_text, costs, sp
 from icrbench.report.leaderboard import AVERAGE, Change, Column, Row, Score, Table
 from icrbench.report.notes import failures, notes
 from icrbench.report.text.grid import Entry, Grid, blocks
-from icrbench.report.text.latex import PREAMBLE, escape_latex, floats, latex_sentence
+from icrbench.report.text.latex import PREAMBLE, escape_latex, floats, latex_comment, latex_sentence
 from icrbench.report.text.names import display_name
 from icrbench.report.text.numbers import MISSING, probability, signed, signed_interval
 
@@ -101,7 +101,7 @@ def markdown(tables: Sequence[Table]) -> str:
     """All tables as GitHub Markdown."""
     parts = ["# Leaderboard"]
     for table in tables:
-        parts.append(f"## {table.group.title}")
+        parts.append(f"## {escape_markdown(table.group.title)}")
         for grid in [*grids(table), cost_grid(table)]:
             parts += [f"### {grid.title}", markdown_grid(grid)]
         parts += markdown_notes([*notes(table), COST_NOTE], table.group.origin)
@@ -112,7 +112,8 @@ def latex(tables: Sequence[Table]) -> str:
     r"""All tables as LaTeX floats, each followed by its notes; the document needs ``\usepackage{booktabs}``."""
     parts = [PREAMBLE]
     for table in tables:
-        parts += [f"% {table.group.title}", *(f"% {name}: {value}" for name, value in table.group.origin)]
+        parts.append(latex_comment(table.group.title))
+        parts += [latex_comment(f"{name}: {value}") for name, value in table.group.origin]
         for grid in grids(table):
             parts += floats(grid, f"{escape_latex(table.group.title)}. {escape_latex(grid.title)}")
         words = " ".join(map(latex_sentence, notes(table)))
@@ -137,8 +138,19 @@ def csv(tables: Sequence[Table]) -> str:
     text = io.StringIO()
     writer = DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: csv_value(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
+
+
+def csv_value(value: object) -> object:
+    """A value for a CSV; a text that a spreadsheet would take for a formula gets an apostrophe before it."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("=", "+", "-", "@")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def terminal(tables: Sequence[Table]) -> str:
@@ -231,9 +243,14 @@ def terminal_notes(lines: Sequence[str]) -> str:
 
 def markdown_grid(grid: Grid, *, code: bool = True) -> str:
     """One grid as a table of GitHub Markdown; the first column is code (labels), or plain text."""
-    names = [f"`{row[0].text}`" if code else escape_markdown(row[0].text) for row in grid.rows]
+    names = [_code(row[0].text) if code else escape_markdown(row[0].text) for row in grid.rows]
     named = tuple((Entry(name.replace("|", r"\|")), *row[1:]) for name, row in zip(names, grid.rows, strict=True))
     return _plain(replace(grid, rows=named), ("{}", "**{}**", "<u>{}</u>"), "pipe")
+
+
+def _code(text: str) -> str:
+    """A text as code in one line; a back tick inside would end it."""
+    return f"`{' '.join(text.replace('`', chr(0x27)).split())}`"
 
 
 def markdown_notes(lines: Sequence[str], origin: Sequence[tuple[str, str]] = ()) -> list[str]:
@@ -244,5 +261,6 @@ def markdown_notes(lines: Sequence[str], origin: Sequence[tuple[str, str]] = ())
 
 
 def escape_markdown(text: str) -> str:
-    """Keep what an error message holds from being read as markup."""
-    return "".join({"<": "&lt;"}.get(c, f"\\{c}" if c in "\\*`[]" else c) for c in text)
+    """Keep what a name or an error message holds from being read as markup, or as more than one line."""
+    line = " ".join(text.split())
+    return "".join({"<": "&lt;"}.get(c, f"\\{c}" if c in "\\*`[]" else c) for c in line)
