@@ -184,8 +184,8 @@ def _samples(store: Store, record: CellRecord, links: dict[str, str]) -> Iterato
     cell, options = record["cell"], _options(record)
     written = record["task"]["role"] == OPEN_ENDED
     for row in store.rows(record["key"]).to_pylist():
-        predicted = row["text"] if written else options[row["prediction"]]
-        right = row["gold_text"] if written else options[row["gold"]]
+        predicted = row["text"] if written else _word(options, row["prediction"])
+        right = row["gold_text"] if written else _word(options, row["gold"])
         yield {
             "schema_version": SCHEMA_VERSION,
             **links,
@@ -224,6 +224,11 @@ def _options(record: CellRecord) -> list[str]:
     """The options' words; their numbers where the record does not have them."""
     words = record["identity"].get("task", {}).get("options") or []
     return [*map(str, words), *map(str, range(len(words), record["task"]["n_options"]))]
+
+
+def _word(options: Sequence[str], number: int) -> str:
+    """An option; its number, if an old record, which has no hash, tells of fewer options than its rows use."""
+    return options[number] if 0 <= number < len(options) else str(number)
 
 
 def _model_info(record: CellRecord) -> dict[str, Any]:

@@ -7,6 +7,7 @@ what can be checked of them is: their key, their types, their accuracy.
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NotRequired, TypedDict, cast, get_args, get_origin, get_type_hints, is_typeddict
@@ -230,6 +231,8 @@ def _check(record: Mapping[str, Any]) -> None:
     _check_types("the record", record, CellRecord)
     if identity_key(record["identity"]) != record["key"]:
         raise ValueError("its key is not that of its identity")
+    for name in ("started", "finished"):
+        datetime.fromisoformat(record[name])
     result, error = record["result"], record["error"]
     if (result is None, error is None) != ((False, True) if record["status"] == "ok" else (True, False)):
         raise ValueError("status, result and error disagree")
