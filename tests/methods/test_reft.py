@@ -108,6 +108,14 @@ def test_training_lowers_the_loss_and_rotations_stay_orthonormal(family: str, po
     assert torch.equal(columns, orthonormal(trained.tensors["rotation"]))
 
 
+@families
+def test_it_can_start_at_the_plain_model(family: str) -> None:
+    backbone, asked = tiny_backbone(family), zero_shot_questions(tiny_backbone(family))
+    start = ReFT(start="plain", rank=3)._initial(backbone, Randomness(1))
+    torch.testing.assert_close(logits(backbone, start, asked), logits(backbone, None, asked), atol=1e-4, rtol=1e-5)
+    assert (logits(backbone, drawn(family), asked) - logits(backbone, None, asked)).abs().max() > 0.1
+
+
 def test_orthonormal_columns_are_kept() -> None:
     columns = orthonormal(torch.randn(4, 20, 3, generator=torch.Generator().manual_seed(0)))
     torch.testing.assert_close(orthonormal(columns), columns, atol=1e-6, rtol=0)
