@@ -422,6 +422,8 @@ def test_methods_that_show_demonstrations_are_marked_from_their_records(store: S
     text = re.sub(" +", " ", markdown([table]))
     assert "| `few_shot ‡` |" in text
     assert "| `icr` |" in text
+    lines = list(csv.DictReader(io.StringIO(render.csv([table]))))
+    assert {line["method"] for line in lines if line["explicit"] == "True"} == {"few_shot", "icr:rank=4"}
 
 
 def test_a_method_without_cells_out_of_domain_is_said_to_be_not_applicable(store: Store) -> None:

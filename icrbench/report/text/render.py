@@ -127,6 +127,7 @@ def csv(tables: Sequence[Table]) -> str:
         {
             **table.group.place(),
             "method": row.label,
+            "explicit": row.explicit,
             "column": column.name,
             "is_average": column.is_average,
             **_numbers(row, column),
