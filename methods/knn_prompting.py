@@ -56,8 +56,8 @@ class KNNPrompting(ScoredByClass):
         Demonstrations: the authors fill the context with them and keep the other rows as anchors. Here there are none
             by default, since nothing else would be implicit; ``shots=few`` shows one draw before anchors and queries
             alike.
-        Anchors: 16 a class by default (the authors: up to 1024 a class, demonstrations included). The final states are
-            kept, ``d`` numbers each, and the head is run on them anew (the authors keep the distributions).
+        Anchors: 1024 a class, or all there are (the authors: up to that many, demonstrations included). The final
+            states are kept, ``d`` numbers each, and the head is run on them anew (the authors keep the distributions).
         Multiple choice: classes are the answers' letters.
         Tasks without rows of their own: not applicable.
 
@@ -65,8 +65,10 @@ class KNNPrompting(ScoredByClass):
         neighbours: anchors that vote.
     """
 
+    rows_per_class: Count = 1024
     neighbours: Count = 3
 
+    budget: ClassVar[tuple[str, ...]] = ("rows_per_class",)
     fitted: ClassVar[type[Fitted]] = KNNPromptingFitted
 
     def fit(self, backbone: Backbone, data: FitData, rng: Randomness) -> KNNPromptingFitted:
