@@ -67,7 +67,7 @@ class SADI(Method):
 
     Choices of this implementation:
         Heads alone: the authors have the same for hidden states and feed-forward neurons.
-        Wrong answer: a random one of the row's other options.
+        Wrong answer: a random one of the row's other options; where answers are written, another row's.
         In the run: the authors write the outputs of all heads from a pass without changes, some of them multiplied, so
             that a change in a low block never reaches the heads above it. Here it does.
         Search: over the authors' numbers of heads and factors, on held-out train rows (the authors: on the test rows).
@@ -168,9 +168,12 @@ def strongest(scores: Tensor, count: int) -> list[tuple[int, int]]:
 def _answers(rows: list[Labelled], rng: Randomness) -> tuple[list[str], list[str]]:
     """The rows' right answers, and a wrong one each."""
     draw = rng.python("wrong-answers")
-    right, wrong = [], []
-    for row in rows:
-        options, answer = row.example.options, row.task.answer(row.example)
-        right.append(answer)
-        wrong.append(draw.choice([option for place, option in enumerate(options) if place != row.example.label]))
+    right = [row.task.answer(row.example) for row in rows]
+    wrong = []
+    for row, answer in zip(rows, right, strict=True):
+        options = row.example.options if len(row.example.options) > 1 else right  # a written answer has no other
+        others = [option for option in options if option != answer]
+        if not others:
+            raise UserError("sadi needs train rows with different answers: raise sadi.pairs.")
+        wrong.append(draw.choice(others))
     return right, wrong

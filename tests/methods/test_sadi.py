@@ -103,6 +103,13 @@ def test_pairs_are_train_rows_with_a_right_and_a_wrong_answer(
     assert fitted.config["sweep"] == []
 
 
+def test_written_answers_are_wrong_for_other_rows() -> None:
+    fitted = fit("sadi", None, ("sums",), "sums", **ONE)
+    assert len(fitted.config["heads"]) == 2
+    with pytest.raises(UserError, match="different answers"):
+        fit("sadi", None, ("sums",), "sums", **{**ONE, "pairs": 1})
+
+
 def test_number_and_factor_are_the_best_on_held_out_rows() -> None:
     fitted = fit("sadi", pairs=4, heads="1+3", strengths="0.5+8", held_out=10)
     sweep = fitted.config["sweep"]
