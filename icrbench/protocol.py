@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from icrbench.data import contamination
 from icrbench.data.rules import Protocol, Rules
 from icrbench.data.sources import LocalDir, Source, TaskData, load, subsample
-from icrbench.data.task import Example, Task
+from icrbench.data.task import NO_LABEL, Example, Task
 from icrbench.method import FitData, Method, Pool, Scope
 from icrbench.util.errors import UserError
 
@@ -49,6 +50,7 @@ class Datasets:
             tests += [load(task, source).test for task in others]
         self._pools = {name: self._pool(data, tests) for name, data in self.data.items()}
         self._overlaps: dict[tuple[str, ...], dict[str, int]] = {}
+        self._own_overlaps: dict[tuple[str, frozenset[str]], int] = {}
 
     def test(self, task: str) -> tuple[Example, ...]:
         """The rows to score: the same for every method and seed, so that results can be compared row by row."""
@@ -77,11 +79,25 @@ class Datasets:
         if method.scope is Scope.NONE:
             return {}
         mine = method.scope is Scope.TASK and task is not None
-        own = mine and (self._rules.protocol == "in_task" or self.data[str(task)].task.role == "id")
+        own = mine and self._own_rows(str(task))
         names = [task] if own and task is not None else self._domains
         if not names:
             raise UserError("no in-domain task to learn from: add a task with role id.")
         return {name: self._pools[name] for name in names}
+
+    def inputs(self, task: str) -> tuple[Example, ...] | None:
+        """The inputs of a task's own train split, without their labels; None where the protocol gives a task none."""
+        if self._own_rows(task):
+            return tuple(replace(example, label=NO_LABEL) for example in self._pools[task].train)
+        return None
+
+    def inputs_sha256(self, task: str) -> str | None:
+        """Which inputs ``inputs`` gives."""
+        return self._pools[task].sha256 if self._own_rows(task) else None
+
+    def _own_rows(self, task: str) -> bool:
+        """Whether anything of a task's own train split may be used."""
+        return self._rules.protocol == "in_task" or self.data[task].task.role == "id"
 
     def overlap(self, method: Method, task: str) -> dict[str, int]:
         """Test rows of ``task`` that share texts with a pool the method sees, by ``"train->test"``; zeros left out."""
@@ -91,6 +107,15 @@ class Datasets:
             found = contamination.count(pools, {task: self.test(task)})
             self._overlaps[key] = {f"{pool}->{task}": both.test_rows for (pool, _), both in found.items()}
         return {pair: rows for pair, rows in self._overlaps[key].items() if rows}
+
+    def overlap_of(self, train_ids: Collection[str], task: str) -> int:
+        """Test rows of ``task`` that share a text with some of its own train rows."""
+        key = (task, frozenset(train_ids))
+        if train_ids and key not in self._own_overlaps:
+            rows = tuple(example for example in self._pools[task].train if example.id in key[1])
+            (found,) = contamination.count({task: rows}, {task: self.test(task)}).values()
+            self._own_overlaps[key] = found.test_rows
+        return self._own_overlaps.get(key, 0)
 
     def _pool(self, data: TaskData, tests: Sequence[Sequence[Example]]) -> Pool:
         train = data.train

@@ -18,7 +18,7 @@ from icrbench.randomness import Randomness
 from icrbench.toolkit.episodes import Episode, Episodes, Labelled, Question, Questions, demonstration_tokens
 from icrbench.toolkit.layer_vector import LayerVector
 from icrbench.toolkit.reading import last_token_vectors
-from icrbench.toolkit.selection import by_layer
+from icrbench.toolkit.selection import ChooseBy, by_layer
 from icrbench.util.bounds import Count
 from icrbench.util.progress import bar
 
@@ -83,6 +83,7 @@ class FunctionVector(Method):
         layer: block number, from 0; none for the best on held-out rows, or for ``L/3`` if there is no sweep.
         sweep: whether to choose the block on held-out rows.
         held_out: train rows held out to choose it by.
+        choose_by: whether by raw or by calibrated accuracy there (`icrbench.toolkit.selection`).
     """
 
     per_class: Count = 5
@@ -96,6 +97,7 @@ class FunctionVector(Method):
     layer: int | None = None
     sweep: bool = True
     held_out: Count = 32
+    choose_by: ChooseBy = "raw"
 
     scope: ClassVar[Scope] = Scope.TASK
     budget: ClassVar[tuple[str, ...]] = ("per_class", "mean_prompts", "effect_prompts")
@@ -122,7 +124,8 @@ class FunctionVector(Method):
             FunctionVectorFitted({"layer": layer, "sweep": [], **config}, {"vector": vector}) for layer in layers
         ]
         asked_layer = self.layer if self.layer is not None or self.sweep else len(layers) // 3
-        return by_layer(self, asked_layer, backbone, candidates, questions.zero_shot(episodes.held_out))
+        held_out = questions.zero_shot(episodes.held_out)
+        return by_layer(self, asked_layer, backbone, candidates, held_out, self.choose_by)
 
     def _clean(self, backbone: Backbone, episodes: Episodes) -> tuple[list[Episode], list[Tensor]]:
         """Clean prompts, and by layer their heads' outputs ``[N, H*d_k]``.

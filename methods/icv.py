@@ -17,7 +17,7 @@ from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.episodes import Episodes, Questions, demonstration_tokens
 from icrbench.toolkit.reading import text_end_vectors
-from icrbench.toolkit.selection import accuracies, best
+from icrbench.toolkit.selection import ChooseBy, by_accuracy
 from icrbench.util.bounds import Count
 
 Direction = Literal["code", "pc1", "mean"]
@@ -80,6 +80,7 @@ class ICV(Method):
         pair: the second text of a pair: ``answered`` (prompt and answer) or ``label``.
         strength: lambda; none for the best on held-out rows.
         held_out: train rows held out to choose it by.
+        choose_by: whether by raw or by calibrated accuracy there (`icrbench.toolkit.selection`).
     """
 
     per_class: Count = 5
@@ -88,6 +89,7 @@ class ICV(Method):
     pair: Literal["answered", "label"] = "answered"
     strength: float | None = None
     held_out: Count = 32
+    choose_by: ChooseBy = "raw"
 
     scope: ClassVar[Scope] = Scope.TASK
     fitted: ClassVar[type[Fitted]] = ICVFitted
@@ -105,10 +107,8 @@ class ICV(Method):
         if self.strength is not None:
             return ICVFitted({"strength": self.strength, "sweep": []}, {"vectors": vectors})
         candidates = [ICVFitted({"strength": strength, "sweep": []}, {"vectors": vectors}) for strength in STRENGTHS]
-        scores = accuracies(backbone, candidates, questions.zero_shot(episodes.held_out), last_token_only=False)
-        chosen = candidates[best(scores)]
-        chosen.config["sweep"] = scores
-        return chosen
+        held_out = questions.zero_shot(episodes.held_out)
+        return by_accuracy(backbone, candidates, held_out, self.choose_by, last_token_only=False)
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
         """Both texts of the pairs, and the held-out prompts once for each strength."""

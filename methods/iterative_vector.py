@@ -18,7 +18,7 @@ from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.episodes import Episode, Episodes, Labelled, Questions, demonstration_tokens
 from icrbench.toolkit.reading import last_token_vectors
-from icrbench.toolkit.selection import accuracies, best, question_batch
+from icrbench.toolkit.selection import ChooseBy, accuracies, best, question_batch
 from icrbench.util.bounds import Count
 from icrbench.util.progress import bar
 
@@ -106,6 +106,7 @@ class IterativeVector(Method):
         extraction_strength: factor on what is added while vectors are extracted.
         strength: factor on what is added in the end; none for the best of five on held-out rows.
         held_out: train rows held out to choose it by.
+        choose_by: whether by raw or by calibrated accuracy there (`icrbench.toolkit.selection`).
     """
 
     variant: Literal["zero_shot", "few_shot"] = "zero_shot"
@@ -116,6 +117,7 @@ class IterativeVector(Method):
     extraction_strength: float = 0.1
     strength: float | None = None
     held_out: Count = 200
+    choose_by: ChooseBy = "raw"
 
     scope: ClassVar[Scope] = Scope.TASK
     budget: ClassVar[tuple[str, ...]] = ("episodes", "held_out")
@@ -143,13 +145,14 @@ class IterativeVector(Method):
             vectors = vectors[QUERY][None].clone()
 
         def with_strength(strength: float, scores: list[float]) -> IterativeVectorFitted:
-            return IterativeVectorFitted({**config, "strength": strength, "strengths": scores}, {"vectors": vectors})
+            own = {"strength": strength, "strengths": scores, "chosen_by": self.choose_by if scores else None}
+            return IterativeVectorFitted({**config, **own}, {"vectors": vectors})
 
         if self.strength is not None:
             return with_strength(self.strength, [])
         candidates = [with_strength(strength, []) for strength in STRENGTHS]
         alone = self.variant == "zero_shot"
-        scores = accuracies(backbone, candidates, held_out, last_token_only=alone)
+        scores = accuracies(backbone, candidates, held_out, self.choose_by, last_token_only=alone)
         return with_strength(STRENGTHS[best(scores)], scores)
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:

@@ -16,7 +16,7 @@ from icrbench.toolkit.distillation import COST_OF_TRAINING, TrainedOnDemonstrati
 from icrbench.toolkit.episodes import Episodes, Questions, demonstration_tokens
 from icrbench.toolkit.layer_vector import LayerVector
 from icrbench.toolkit.reading import last_token_vectors
-from icrbench.toolkit.selection import by_accuracy, checked_layer
+from icrbench.toolkit.selection import ChooseBy, by_accuracy, checked_layer
 from icrbench.util.bounds import Count, NotNegative
 
 USUAL_BLOCKS = 24  # of a model, for estimates made before one is loaded
@@ -73,6 +73,7 @@ class LearnedTaskVector(TrainedOnDemonstrations):
         where: the tokens that the vector is added to: the ``last``, or ``all``.
         learning_rate: of AdamW, relative to the size of the states.
         held_out: train rows held out to choose the block by.
+        choose_by: whether by raw or by calibrated accuracy there (`icrbench.toolkit.selection`).
     """
 
     learning_rate: NotNegative = 0.02
@@ -82,6 +83,7 @@ class LearnedTaskVector(TrainedOnDemonstrations):
     every: Count = 1
     where: Literal["last", "all"] = "last"
     held_out: Count = 32
+    choose_by: ChooseBy = "raw"
 
     fitted: ClassVar[type[Fitted]] = LearnedTaskVectorFitted
 
@@ -110,9 +112,8 @@ class LearnedTaskVector(TrainedOnDemonstrations):
         ]
         if self.layer is not None:
             return candidates[0]
-        chosen = by_accuracy(
-            backbone, candidates, questions.zero_shot(episodes.held_out), last_token_only=self.where == "last"
-        )
+        held_out = questions.zero_shot(episodes.held_out)
+        chosen = by_accuracy(backbone, candidates, held_out, self.choose_by, last_token_only=self.where == "last")
         chosen.config["blocks"] = blocks
         return chosen
 

@@ -10,7 +10,7 @@ from icrbench.randomness import Randomness
 from icrbench.toolkit.distillation import Attempt, Lesson, TrainedOnDemonstrations
 from icrbench.toolkit.episodes import Episodes, Question, Questions
 from icrbench.toolkit.lora import HEAD, LoRAFitted, initial_lora, seeded
-from icrbench.toolkit.selection import accuracies, best
+from icrbench.toolkit.selection import ChooseBy, by_accuracy
 from icrbench.util.bounds import Bounds, Count, NotNegative
 
 Targets = Literal["qkvo", "o", "last_block", "head"]
@@ -46,6 +46,7 @@ class LoRA(TrainedOnDemonstrations):
         dropout: share of the inputs of ``A`` dropped in training.
         learning_rate: of AdamW; 0 for the best on held-out rows.
         held_out: train rows held out to choose it by.
+        choose_by: whether by raw or by calibrated accuracy there (`icrbench.toolkit.selection`).
     """
 
     learning_rate: NotNegative = 0.0
@@ -56,6 +57,7 @@ class LoRA(TrainedOnDemonstrations):
     alpha: NotNegative = 32.0
     dropout: Annotated[float, Bounds(0, 1, open_high=True)] = 0.05
     held_out: Count = 32
+    choose_by: ChooseBy = "raw"
 
     fitted: ClassVar[type[Fitted]] = LoRAFitted
 
@@ -90,10 +92,7 @@ class LoRA(TrainedOnDemonstrations):
     def _chosen(self, backbone: Backbone, candidates: list[LoRAFitted], questions: list[Question]) -> LoRAFitted:
         if len(candidates) == 1:
             return candidates[0]
-        scores = accuracies(backbone, candidates, questions, last_token_only=False)
-        chosen = candidates[best(scores)]
-        chosen.config["sweep"] = scores
-        return chosen
+        return by_accuracy(backbone, candidates, questions, self.choose_by, last_token_only=False)
 
     def _initial(self, backbone: Backbone, rng: Randomness) -> LoRAFitted:
         layers = range(backbone.dims.layers)

@@ -13,7 +13,7 @@ from icrbench.randomness import Randomness
 from icrbench.toolkit.episodes import Episodes, Questions, demonstration_tokens
 from icrbench.toolkit.layer_vector import LayerVector
 from icrbench.toolkit.reading import last_token_vectors
-from icrbench.toolkit.selection import by_layer
+from icrbench.toolkit.selection import ChooseBy, by_layer
 from icrbench.util.bounds import Count
 
 
@@ -41,6 +41,7 @@ class TaskVector(Method):
         dummies: dummy queries averaged over.
         layer: block number, from 0; none for the best on held-out rows.
         held_out: train rows held out to choose it by.
+        choose_by: whether by raw or by calibrated accuracy there (`icrbench.toolkit.selection`).
     """
 
     per_class: Count = 5
@@ -48,6 +49,7 @@ class TaskVector(Method):
     dummies: Count = 1
     layer: int | None = None
     held_out: Count = 32
+    choose_by: ChooseBy = "raw"
 
     scope: ClassVar[Scope] = Scope.TASK
     budget: ClassVar[tuple[str, ...]] = ("dummies",)
@@ -63,7 +65,7 @@ class TaskVector(Method):
         candidates = [
             TaskVectorFitted({"layer": site.layer, "sweep": []}, {"vector": states[site].mean(0)}) for site in sites
         ]
-        return by_layer(self, self.layer, backbone, candidates, questions.zero_shot(episodes.held_out))
+        return by_layer(self, self.layer, backbone, candidates, questions.zero_shot(episodes.held_out), self.choose_by)
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
         """Few-shot prompts of the dummies and the held-out prompts."""

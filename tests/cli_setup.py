@@ -63,16 +63,19 @@ class Commands:
         captured = self._capsys.readouterr()
         return Done(code, captured.out, captured.err)
 
-    def run(self, *more: object, out: str = "out", command: str = "run", **options: object) -> Done:
+    def run(
+        self, *more: object, out: str = "out", command: str = "run", priors: bool = False, **options: object
+    ) -> Done:
         """``icrbench run``, or another command with its options.
 
-        Zero-shot on four demonstration rows of sst2, unless options say otherwise.
+        Zero-shot on four demonstration rows of sst2, unless options say otherwise; priors where they are asked for.
         """
         defaults: dict[str, object] = {"methods": "zero_shot", "models": model_folder(), "tasks": "sst2", "limit": 4}
         arguments: list[object] = [] if "data_dir" in options else ["--demo"]
         for name, value in {**defaults, "out": out and self.folder / out, "seeds": 0, **options}.items():
             if value is not None:
                 arguments += [f"--{name.replace('_', '-')}", value]
+        arguments += ["--no-priors"] if command == "run" and not priors else []
         return self(command, *arguments, *more)
 
     def refused(self, done: Done, *words: str) -> None:

@@ -10,6 +10,7 @@ from every_eval_ever_schema import AGGREGATE, SAMPLE
 from icrbench.cli import main
 from icrbench.report import stats
 from icrbench.report.every_eval_ever import export
+from icrbench.report.metrics import METRICS
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError
 from records import add, record, rows
@@ -68,7 +69,8 @@ def test_one_evaluation_a_model_method_and_task(store: Store, tmp_path: Path) ->
 def test_scores_and_samples_are_those_of_the_records(store: Store, tmp_path: Path) -> None:
     export(store.folder, tmp_path / "out", "a lab")
     made = evaluations(tmp_path / "out")["icr:rank=4"]
-    (result,) = made["evaluation_results"]
+    result, *others = made["evaluation_results"]
+    assert [other["metric_config"]["metric_id"] for other in others] == list(METRICS)[1:]
     score = result["score_details"]
     expected = stats.interval([_array()])
     assert score["score"] == 0.75

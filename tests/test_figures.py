@@ -346,7 +346,7 @@ def test_what_is_not_there_is_said_with_the_command_that_makes_it(tmp_path: Path
     drawn = write_figures(analysed(tmp_path, TIMED), tmp_path)
     assert {path.stem for path in drawn.paths} == {"latency"}
     said = {sentence.split(":")[0].removeprefix("figure "): sentence for sentence in drawn.missing}
-    assert set(said) == {"layer-importance", "heads", "pid-correlation", "theory", "pareto", "seeds"}
+    assert set(said) == {"layer-importance", "heads", "pid-correlation", "theory", "pareto", "seeds", "calibration"}
     assert "icrbench analyse" in said["heads"]
     assert f"icrbench analyse --theory --out {tmp_path}" in said["theory"]
     assert "icrbench run" in said["pareto"]
@@ -393,6 +393,6 @@ def test_figures_load_no_model_and_need_no_display(folder: Path) -> None:
 def test_the_command_says_what_is_missing(icrbench: Commands, tmp_path: Path) -> None:
     done = icrbench("report", analysed(tmp_path / "a", TIMED), "--figures", "--out", tmp_path / "b")
     assert done.code == 0
-    assert done.err.count("icrbench: figure ") == 6
+    assert done.err.count("icrbench: figure ") == 7
     assert sorted(path.name for path in (tmp_path / "b" / "figures").iterdir()) == ["latency.pdf", "latency.png"]
     icrbench.refused(icrbench("report", tmp_path / "none", "--figures"), "no folder", "none")

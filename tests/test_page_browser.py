@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from calibration_setup import priors_of
 from icrbench.report import write_report
+from icrbench.report.by_metric import by_metric
 from icrbench.report.leaderboard import Table, leaderboards
 from icrbench.report.verdict import verdict
+from icrbench.store.priors import write_priors
 from icrbench.store.store import Store
 from records import TASKS, add
 
@@ -57,6 +60,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     add(store, "cb", EVIL, 0, spread(1, 0), error="<img src=x onerror='document.title=1'> & out of memory")
     fill(store, "zero_shot", None, [20, 16], 0, limit=50)
     fill(store, "icr", 0, [30, 20], 0, limit=50)
+    for made in store.records():
+        if made["data"]["limit"] == 50:  # corrected for this prior every answer is the second option, which is right
+            write_priors(store.folder, made["key"], priors_of({"bc": [[5.0, 0.0]]}))
     return store
 
 
@@ -170,6 +176,29 @@ def test_the_ranking_is_seen_first_and_bold_means_best(page: Driver, table: Tabl
     weights = """return [...document.querySelectorAll('#table-0 .scores .value')]
         .map((value) => [value.classList.contains('best'), Number(getComputedStyle(value).fontWeight) >= 600])"""
     assert all(best == bold for best, bold in page.execute_script(weights))
+
+
+def test_calibrated_answers_stand_beside_and_by_themselves(page: Driver) -> None:
+    assert "Average, bc" in texts(page, "#table-1 .scores thead th")
+    assert "Average, bc" not in texts(page, "#table-0 .scores thead th")
+    Select(find(page, "[name=calibrate]")).select_by_value("bc")
+    soon(page, lambda: "needs a prior" in find(page, "#table-0").text)
+    assert set(texts(page, "#table-1 .scores .value")) == {"100.0"}
+    assert "calibrated by bc" in find(page, "#table-1 caption").text
+    page.execute_script("document.querySelectorAll('#table-1 .scores tbody th button')[1].click()")
+    assert "Calibrated" in texts(page, "dialog h3")
+    assert "1 60 % (100 %)" in find(page, "dialog").text  # 30 of 50 are the second option, and all should be
+
+
+def test_another_metric(page: Driver, table: Table) -> None:
+    Select(find(page, "[name=metric]")).select_by_value("label_bias")
+    soon(page, lambda: "Label bias" in texts(page, "#table-0 h3"))
+    made = by_metric(table, "label_bias")
+    averages = [row.scores["average"].mean for row in made.rows]
+    shown = texts(page, "#table-0 .scores tbody td:first-of-type")
+    assert shown == ["incomplete" if mean is None else f"{100 * mean:.1f}" for mean in averages]
+    assert not find(page, "[name=view]").is_enabled()
+    assert "no interval and no test" in find(page, "#table-0 .notes").text
 
 
 def test_times_say_why_they_do_not_compare(page: Driver) -> None:

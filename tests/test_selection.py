@@ -7,7 +7,7 @@ from icrbench.data.find_tasks import load_tasks
 from icrbench.method import Fitted
 from icrbench.methods.task_vector import TaskVector
 from icrbench.toolkit.episodes import Labelled, Question, Questions
-from icrbench.toolkit.selection import accuracies, batches, best, by_layer
+from icrbench.toolkit.selection import accuracies, batches, best, by_accuracy, by_layer
 from icrbench.util.errors import UserError
 from tiny import LAYERS, tiny_backbone
 
@@ -51,3 +51,35 @@ def test_a_given_layer_is_taken_without_trying() -> None:
     assert by_layer(TaskVector(), 2, tiny_backbone("llama"), candidates, []) is candidates[2]
     with pytest.raises(UserError, match=r"task_vector\.layer must be 0 to 2 for this model, not -1\."):
         by_layer(TaskVector(), -1, tiny_backbone("llama"), candidates, [])
+
+
+class Biased(Fitted):
+    """Answers as the plain model, but for a constant added to one option's logit."""
+
+    def logits(self, backbone, states, token_ids=None):  # type: ignore[no-untyped-def]
+        found = backbone.logits(states, token_ids)
+        found[:, self.config["token"]] += self.config["bias"]
+        return found
+
+
+@pytest.mark.parametrize("last_token_only", [True, False])
+def test_calibrated_accuracy_overlooks_a_constant_preference(last_token_only: bool) -> None:
+    questions = held_out(13)
+    token = questions[0].prompt.options[0]
+    candidates = [Biased({"token": token, "bias": bias}, {}) for bias in (0.0, 9.0)]
+    backbone = tiny_backbone("llama")
+    raw = accuracies(backbone, candidates, questions, last_token_only=last_token_only)
+    assert raw[1] == sum(question.label == 0 for question in questions) / 13  # always the same option
+    plain, biased = accuracies(backbone, candidates, questions, "calibrated", last_token_only=last_token_only)
+    assert plain == biased
+    chosen = by_accuracy(backbone, candidates, questions, "calibrated", last_token_only=last_token_only)
+    assert chosen.config["chosen_by"] == "calibrated"
+    assert chosen.config["sweep"] == [plain, biased]
+
+
+def test_a_single_question_of_its_options_is_left_as_it_is() -> None:
+    """Its own prior would make every option alike."""
+    questions = held_out(1)
+    candidates = [Biased({"token": token, "bias": 9.0}, {}) for token in questions[0].prompt.options]
+    found = accuracies(tiny_backbone("llama"), candidates, questions, "calibrated", last_token_only=True)
+    assert sorted(found) == [0, 1]

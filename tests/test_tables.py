@@ -167,7 +167,7 @@ def test_failed_cells_show_their_error(store: Store) -> None:
 def test_all_writes_what_has_a_cell_and_a_name_alone_writes_an_empty_table(store: Store) -> None:
     fill(store, "few_shot", 30)
     names = {name.removesuffix(".md") for name in tables(store, "all") if name.endswith(".md")}
-    assert names == {"main", "scale", "parameters"}
+    assert names == {"main", "scale", "parameters", "calibration"}
     made = grid(tables(store, "pids")["pids.md"])
     assert made["rank 8"] == ["—", "—", "—", "", ""]
     fill(store, "icr", 30)

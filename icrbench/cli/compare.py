@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from icrbench.cli.options import path
+from icrbench.cli.options import add_calibrate, path
 
 if TYPE_CHECKING:
     from icrbench.cli.options import Subcommands
@@ -17,6 +17,7 @@ def add(commands: "Subcommands") -> None:
     parser.add_argument("first", metavar="METHOD_A", help="a label of the leaderboard, as icr:rank=4")
     parser.add_argument("second", metavar="METHOD_B", help="the label to judge it by")
     parser.add_argument("--model", help="only this model (default: all)")
+    add_calibrate(parser)
     parser.set_defaults(command=command)
 
 
@@ -25,5 +26,5 @@ def command(options: argparse.Namespace) -> int:
     from icrbench.report.comparison import print_comparison
 
     terminal = sys.stdout.isatty()
-    print_comparison(options.folder, options.first, options.second, options.model, terminal=terminal)
+    print_comparison(options.folder, options.first, options.second, options.model, options.calibrate, terminal=terminal)
     return 0

@@ -32,6 +32,16 @@ def one_line(message: object) -> str:
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
 
 
+def add_calibrate(parser: argparse.ArgumentParser) -> None:
+    """Add what answers are corrected by."""
+    parser.add_argument(
+        "--calibrate",
+        choices=["none", "cc", "dc", "bc"],
+        default="none",
+        help="correct every answer for the method's prior: contextual, domain-context or batch calibration",
+    )
+
+
 def positive(text: str) -> int:
     """Read a whole number of at least 1."""
     try:
@@ -189,10 +199,11 @@ REQUEST = (
     "trust_remote_code",
     "batch_size",
     "chat_template",
+    "priors",
 )
 """Options that `Request.build` takes under the same names."""
 
 
 def request_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `Request.build` that the options of `add_run_options` stand for."""
-    return {**{name: getattr(options, name) for name in REQUEST}, "command": options.line}
+    return {**{name: getattr(options, name) for name in REQUEST if name in options}, "command": options.line}

@@ -14,6 +14,12 @@ def add(commands: "Subcommands") -> None:
     """Add the command."""
     parser = commands.add_parser("run", help="run methods x models x tasks x seeds into a results folder")
     add_run_options(parser)
+    parser.add_argument(
+        "--no-priors",
+        dest="priors",
+        action="store_false",
+        help="leave out the prompts that calibration needs; the same run without this adds them",
+    )
     parser.set_defaults(command=command)
 
 

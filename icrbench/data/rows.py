@@ -91,6 +91,21 @@ def content_hash(texts: Iterable[str], choices: Iterable[str]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
+def choice_fields(letters: Sequence[str], choices: Sequence[str]) -> dict[str, str]:
+    """The template fields of a multiple-choice row: its answers, each behind its letter, and the letters."""
+    lines = [f"{letter}. {choice}" for letter, choice in zip(letters, choices, strict=True)]
+    return {CHOICES_FIELD: "\n".join(lines), LETTERS_FIELD: "/".join(letters)}
+
+
+def choice_texts(example: Example) -> list[str]:
+    """The answers of a multiple-choice row without their letters; none for another row."""
+    if CHOICES_FIELD not in example.fields:
+        return []
+    starts = tuple(f"{letter}. " for letter in example.options)
+    lines = example.fields[CHOICES_FIELD].split("\n")
+    return [line.partition(". ")[2] if line.startswith(starts) else line for line in lines]
+
+
 def _example(task: Task, split: str, place: str, number: int, row: Row) -> Example:
     fields = {name: _text(_column(row, column, place), column, place) for name, column in task.fields.items()}
     choices = _row_choices(task, place, row)
@@ -100,9 +115,7 @@ def _example(task: Task, split: str, place: str, number: int, row: Row) -> Examp
         options = (_written_answer(task, place, row),)
     if task.choices is not None:
         options = task.options[: len(choices)]
-        lettered = zip(options, choices, strict=True)
-        fields[CHOICES_FIELD] = "\n".join(f"{letter}. {choice}" for letter, choice in lettered)
-        fields[LETTERS_FIELD] = "/".join(options)
+        fields |= choice_fields(options, choices)
     return Example(
         id=f"{task.name}/{split}/{number}",
         fields=MappingProxyType(fields),  # no method may write into what the next will read

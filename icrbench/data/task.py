@@ -22,6 +22,9 @@ CHOICES_FIELD = "choices"
 LETTERS_FIELD = "letters"
 """Template field of a multiple-choice task: the letters of its answers, as ``A/B/C``."""
 
+NO_LABEL = -1
+"""Label of an example whose right answer is not known, or not to be read."""
+
 
 @dataclass(frozen=True)
 class Example:
@@ -34,7 +37,7 @@ class Example:
     options: tuple[str, ...]
     """The answers to choose from, as the model is to write them; where answers are written, the right one alone."""
     label: int
-    """Index of the right answer in ``options``."""
+    """Index of the right answer in ``options``, or ``NO_LABEL``."""
     content_hash: str
     """16 hex digits of the normalised content; equal for the same text in another row, split or task."""
 

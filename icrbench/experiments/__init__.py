@@ -14,7 +14,7 @@ import yaml
 from icrbench.data.templates import L9
 from icrbench.util.errors import UserError, unknown
 
-Columns = Literal["tasks", "roles", "cost", "parameters", "iclness", "sensitivity"]
+Columns = Literal["tasks", "roles", "cost", "parameters", "iclness", "sensitivity", "calibration"]
 Vary = Literal["templates", "templates-refit", "orders", "demonstrations"]
 WAYS: dict[Vary, int] = {"templates": len(L9), "templates-refit": len(L9), "orders": 8, "demonstrations": 8}
 """Ways to have a cell, the plain one among them."""
@@ -43,7 +43,7 @@ class Experiment:
         name: as on the command line.
         title: heading of its table.
         published: tables of the ICR paper (arXiv 2509.22854) that show the same, in the order they are searched.
-        columns: accuracy by task, averages by role, or something else than accuracy.
+        columns: accuracy by task, averages by role, averages raw and calibrated, or something else than accuracy.
         tasks: as ``--tasks`` takes them.
         rows: in the table's order.
         note: what a reader must know beside.

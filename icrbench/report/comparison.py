@@ -1,7 +1,7 @@
 """Two methods of a results folder against each other, task by task, on the same examples."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,8 @@ from icrbench.report import stats
 from icrbench.report.groups import Group, comparable_groups
 from icrbench.report.leaderboard import task_columns
 from icrbench.report.line import Line, lines
+from icrbench.report.metrics import METRICS
+from icrbench.report.outcomes import Calibration, Outcomes
 from icrbench.report.text.grid import Entry, Grid
 from icrbench.report.text.names import display_name, form_notes
 from icrbench.report.text.numbers import probability, signed, signed_interval
@@ -21,6 +23,7 @@ from icrbench.report.text.render import (
     terminal_notes,
     terminal_title,
 )
+from icrbench.scoring.prior import KINDS
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError, unknown
 
@@ -62,6 +65,11 @@ class MethodComparison:
     """Macro average over ``tasks``. One test, so nothing to correct for."""
     left_out: tuple[str, ...]
     """Tasks that one of the two lacks, in part or whole."""
+    calibrate: Calibration
+    metrics: Mapping[str, tuple[float, float]]
+    """Averages of both over ``tasks`` in every metric."""
+    calibrated: Mapping[Calibration, tuple[float, float, stats.Comparison]]
+    """Where nothing is corrected: average accuracies and difference with both corrected, where both can be."""
 
     @property
     def same_seeds(self) -> bool:
@@ -69,7 +77,9 @@ class MethodComparison:
         return self.seeds[0] == self.seeds[1] or 1 in map(len, self.seeds)
 
 
-def compare_methods(store: Store, first: str, second: str, model: str | None) -> list[MethodComparison]:
+def compare_methods(
+    store: Store, first: str, second: str, model: str | None, calibrate: Calibration = "none"
+) -> list[MethodComparison]:
     """One comparison for each table that holds both methods.
 
     Args:
@@ -77,12 +87,14 @@ def compare_methods(store: Store, first: str, second: str, model: str | None) ->
         first: label of the method to judge, as in the leaderboard.
         second: the label to judge it by.
         model: only this model; None for all.
+        calibrate: what the answers of both are corrected by.
 
     Raises:
         UserError: if a label or the model is not there, no table holds both on the same task, a file is damaged, or
             the two scored different examples.
     """
     groups = comparable_groups(store.records())
+    outcomes = Outcomes(store)
     if model is not None:
         if model not in {group.model for group in groups}:
             raise unknown("model", model, {group.model for group in groups})
@@ -95,12 +107,17 @@ def compare_methods(store: Store, first: str, second: str, model: str | None) ->
         raise UserError(f"'{first}' is given twice: name two different methods.")
     found = []
     for group in groups:
-        by_label = lines(group, store)
+        by_label = lines(group, outcomes, calibrate)
         if first in by_label and second in by_label:
             comparison = _compared(group, by_label[first], by_label[second])
+            if comparison and calibrate == "none":
+                comparison = replace(comparison, calibrated=_calibrated(group, outcomes, comparison))
             found += [comparison] if comparison else []
     if not found:
-        raise UserError(f"no table has '{first}' and '{second}' on the same task: run both with the same options.")
+        priors = "" if calibrate == "none" else f" with a prior of kind {calibrate}"
+        raise UserError(
+            f"no table has '{first}' and '{second}' on the same task{priors}: run both with the same options."
+        )
     return found
 
 
@@ -118,7 +135,30 @@ def _compared(group: Group, first: Line, second: Line) -> MethodComparison | Non
     seeds = tuple(first.seeds), tuple(second.seeds)
     left_out = tuple(titles[task] for task in titles if task not in there)
     average = first.compare(second, there)
-    return MethodComparison(group, (first.label, second.label), seeds, tasks, average, left_out)
+    metrics = {
+        name: (_mean_metric(first, name, there), _mean_metric(second, name, there))
+        for name in (() if group.written else METRICS)
+    }
+    labels = first.label, second.label
+    return MethodComparison(group, labels, seeds, tasks, average, left_out, first.calibrate, metrics, {})
+
+
+def _mean_metric(line: Line, name: str, tasks: Sequence[str]) -> float:
+    return float(np.mean([np.mean(line.metric(name, task)) for task in tasks]))
+
+
+def _calibrated(
+    group: Group, outcomes: Outcomes, raw: MethodComparison
+) -> dict[Calibration, tuple[float, float, stats.Comparison]]:
+    tasks = [each.task for each in raw.tasks]
+    found: dict[Calibration, tuple[float, float, stats.Comparison]] = {}
+    for kind in KINDS:
+        by_label = lines(group, outcomes, kind)
+        first, second = (by_label[label] for label in raw.labels)
+        if first.complete(*tasks) and second.complete(*tasks):
+            means = [_mean_metric(line, "accuracy", tasks) for line in (first, second)]
+            found[kind] = (means[0], means[1], first.compare(second, tasks))
+    return found
 
 
 def _counts(first: Line, second: Line, task: str) -> Counts:
@@ -131,19 +171,24 @@ def _counts(first: Line, second: Line, task: str) -> Counts:
     return Counts(both, wins, losses, own.shape[1] - both - wins - losses)
 
 
-def print_comparison(folder: Path, first: str, second: str, model: str | None, *, terminal: bool) -> None:
+def print_comparison(
+    folder: Path, first: str, second: str, model: str | None, calibrate: Calibration = "none", *, terminal: bool
+) -> None:
     """Print every comparison: laid out for a terminal, or as Markdown.
 
     Raises:
         UserError: as ``compare_methods``.
     """
-    for comparison in compare_methods(Store(folder), first, second, model):
-        title, grid = comparison.group.title, _grid(comparison)
+    for comparison in compare_methods(Store(folder), first, second, model, calibrate):
+        title, shown = comparison.group.title, [_grid(comparison)]
+        shown += [_averages(comparison)] if comparison.metrics else []
+        title += "" if calibrate == "none" else f" · calibrated by {calibrate}"
         if terminal:
-            print("\n\n".join([terminal_title(title), terminal_grid(grid)]))
+            print("\n\n".join([terminal_title(title), *map(terminal_grid, shown)]))
             print(terminal_notes(_notes(comparison)) + "\n")
         else:
-            print("\n\n".join([f"## {escape_markdown(title)}", markdown_grid(grid, code=False)]) + "\n")
+            grids = [markdown_grid(grid, code=False) for grid in shown]
+            print("\n\n".join([f"## {escape_markdown(title)}", *grids]) + "\n")
             print("\n\n".join(markdown_notes(_notes(comparison))) + "\n")
 
 
@@ -170,6 +215,27 @@ def _grid(comparison: MethodComparison) -> Grid:
     )
     header = ("task", "A", "B", "A − B", "95 %", "both", "only A", "only B", "neither", "p", "p Holm")
     return Grid("", header, tuple(tuple(Entry(text) for text in row) for row in (*rows, average)))
+
+
+def _averages(comparison: MethodComparison) -> Grid:
+    """Every metric and every calibration, averaged over the tasks."""
+    rows = [
+        (
+            METRICS[name].title + (" (lower is better)" if METRICS[name].lower_is_better else ""),
+            f"{100 * first:.1f}",
+            f"{100 * second:.1f}",
+            signed(first - second),
+            "",
+        )
+        for name, (first, second) in comparison.metrics.items()
+        if name != "accuracy"
+    ]
+    rows += [
+        (f"Accuracy, both calibrated by {kind}", f"{100 * first:.1f}", f"{100 * second:.1f}", *_difference(versus))
+        for kind, (first, second, versus) in comparison.calibrated.items()
+    ]
+    header = (f"average of {len(comparison.tasks)}", "A", "B", "A − B", "95 %")
+    return Grid("", header, tuple(tuple(Entry(text) for text in row) for row in rows))
 
 
 def _difference(versus: stats.Comparison) -> tuple[str, str]:

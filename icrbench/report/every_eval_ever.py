@@ -16,17 +16,21 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from icrbench.data.task import OPEN_ENDED
 from icrbench.report import moments, stats
 from icrbench.report.groups import Group, comparable_groups
 from icrbench.report.line import Line, lines
+from icrbench.report.metrics import METRICS
+from icrbench.report.outcomes import Calibration, Outcomes, option_words
+from icrbench.scoring.prior import KINDS, NAMES
 from icrbench.store.records import CellRecord
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError
@@ -69,13 +73,14 @@ def export(folder: Path, out: Path, organization: str) -> Exported:
     store = Store(folder)
     records = store.records()
     groups = [group for group in comparable_groups(records) if not group.demo]
-    evaluations = [(g, line, task) for g in groups for line in lines(g, store).values() for task in line.tasks]
+    outcomes = Outcomes(store)
+    evaluations = [(g, line, task) for g in groups for line in lines(g, outcomes).values() for task in line.tasks]
     files = []
     with bar("exporting", len(evaluations)) as progress:
         for group, line, task in evaluations:
             ran = [record for record in line.records(task) if record["status"] == "ok"]
             if ran:
-                files.append(_write(store, out, group, line, task, organization))
+                files.append(_write(store, outcomes, out, group, line, task, organization))
             progress.update()
     if not files:
         raise UserError(f"nothing to export in {folder}: it holds no cell that ran on real data.")
@@ -83,7 +88,7 @@ def export(folder: Path, out: Path, organization: str) -> Exported:
     return Exported(tuple(files), failed, sum(record["data"]["kind"] == "demo" for record in records))
 
 
-def _write(store: Store, out: Path, group: Group, line: Line, task: str, organization: str) -> Path:
+def _write(store: Store, outcomes: Outcomes, out: Path, group: Group, line: Line, task: str, organization: str) -> Path:
     """One evaluation: its samples first, then the file that names them and their checksum."""
     ran = {r["key"]: r for r in line.records(task) if r["status"] == "ok"}  # one for all seeds counts once
     records = list(ran.values())
@@ -94,8 +99,8 @@ def _write(store: Store, out: Path, group: Group, line: Line, task: str, organiz
     folder = Path("data", COLLECTION, _portable(developer), _portable(own))
     finished = max(record["finished"] for record in records)
     evaluation = f"{COLLECTION}.{task}/{model['id']}/{line.label}/{name.hex[:8]}/{_epoch(finished)}"
-    metric = "exact_match" if group.written else "accuracy"
-    result = f"{evaluation}/{metric}"
+    numbers = _measured(outcomes, records, written=group.written)
+    result = f"{evaluation}/{numbers[0].id}"
     samples = [
         json.dumps(sample, ensure_ascii=False, allow_nan=False)
         for record in records
@@ -119,24 +124,15 @@ def _write(store: Store, out: Path, group: Group, line: Line, task: str, organiz
         "model_info": model,
         "evaluation_results": [
             {
-                "evaluation_result_id": result,
+                "evaluation_result_id": f"{evaluation}/{measured.id}",
                 "evaluation_name": f"{COLLECTION}.{task}",
                 "source_data": _source(records[0]),
                 "evaluation_timestamp": finished,
-                "metric_config": {
-                    "evaluation_description": f"{records[0]['task']['title']}: {_extraction(records[0])}",
-                    "metric_id": metric,
-                    "metric_name": "Exact match" if group.written else "Accuracy",
-                    "metric_kind": metric,
-                    "metric_unit": "proportion",
-                    "lower_is_better": False,
-                    "score_type": "continuous",
-                    "min_score": 0.0,
-                    "max_score": 1.0,
-                },
-                "score_details": _score(store, records),
+                "metric_config": _metric_config(measured, records[0]),
+                "score_details": measured.details,
                 "generation_config": _configuration(group, line.label, records),
             }
+            for measured in numbers
         ],
         "detailed_evaluation_results": {
             "format": "jsonl",
@@ -152,17 +148,69 @@ def _write(store: Store, out: Path, group: Group, line: Line, task: str, organiz
     return target
 
 
-def _score(store: Store, records: Sequence[CellRecord]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Measured:
+    """One number of an evaluation."""
+
+    metric: str
+    calibrate: Calibration
+    details: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return self.metric if self.calibrate == "none" else f"{self.metric}_{self.calibrate}"
+
+
+def _measured(outcomes: Outcomes, records: Sequence[CellRecord], *, written: bool) -> list[_Measured]:
+    """Accuracy first, then the other metrics, then accuracies corrected for the priors that all seeds have.
+
+    Written answers have exact match alone.
+    """
+    if written:
+        correct = [outcomes.answers(record).correct for record in records]
+        return [_Measured("exact_match", "none", _accuracy(records, correct))]
+    every: tuple[Calibration, ...] = ("none", *KINDS)
+    kinds = [kind for kind in every if all(outcomes.has(record, kind) for record in records)]
+    scores = [
+        _Measured("accuracy", kind, _accuracy(records, [outcomes.answers(record, kind).correct for record in records]))
+        for kind in kinds
+    ]
+    others = [
+        _Measured(name, "none", {"score": float(np.mean([outcomes.metric(record, name) for record in records]))})
+        for name in METRICS
+        if name != "accuracy"
+    ]
+    return [scores[0], *others, *scores[1:]]
+
+
+def _metric_config(measured: _Measured, record: CellRecord) -> dict[str, Any]:
+    metric = replace(METRICS["accuracy"], title="Exact match")
+    metric = METRICS.get(measured.metric, metric)
+    how = f", corrected by {NAMES[measured.calibrate]}" if measured.calibrate in KINDS else ""
+    return {
+        "evaluation_description": f"{record['task']['title']}: {_extraction(record)}{how}",
+        "metric_id": measured.id,
+        "metric_name": metric.title + (f" ({measured.calibrate})" if how else ""),
+        "metric_kind": measured.metric,
+        "metric_unit": "proportion",
+        "lower_is_better": metric.lower_is_better,
+        "score_type": "continuous",
+        "min_score": metric.least,
+        "max_score": metric.most,
+    }
+
+
+def _accuracy(records: Sequence[CellRecord], correct: Sequence[npt.NDArray[np.bool_]]) -> dict[str, Any]:
     """The mean over seeds, and how uncertain it is."""
-    known = [moments.moments(np.stack([store.answers(record).correct for record in records]))]
+    known = [moments.moments(np.stack(correct))]
     interval, spread = stats.interval_and_spread(known)
     several = len(records) > 1
     return {
         "score": known[0].mean,
         "details": {
-            f"accuracy_seed_{record['cell']['seed']}": str(record["result"]["accuracy"])
-            for record in records
-            if record["result"] and record["cell"]["seed"] is not None
+            f"accuracy_seed_{record['cell']['seed']}": str(float(right.mean()))
+            for record, right in zip(records, correct, strict=True)
+            if record["cell"]["seed"] is not None
         },
         "uncertainty": {
             "standard_error": {
@@ -181,7 +229,7 @@ def _score(store: Store, records: Sequence[CellRecord]) -> dict[str, Any]:
 
 
 def _samples(store: Store, record: CellRecord, links: dict[str, str]) -> Iterator[dict[str, Any]]:
-    cell, options = record["cell"], _options(record)
+    cell, options = record["cell"], option_words(record)
     written = record["task"]["role"] == OPEN_ENDED
     for row in store.rows(record["key"]).to_pylist():
         predicted = row["text"] if written else _word(options, row["prediction"])
@@ -218,12 +266,6 @@ def _extraction(record: CellRecord) -> str:
     """How an answer was told."""
     form = str(record["identity"].get("task", {}).get("answer", ""))
     return _EXTRACTIONS.get(form, _FIRST_TOKEN)
-
-
-def _options(record: CellRecord) -> list[str]:
-    """The options' words; their numbers where the record does not have them."""
-    words = record["identity"].get("task", {}).get("options") or []
-    return [*map(str, words), *map(str, range(len(words), record["task"]["n_options"]))]
 
 
 def _word(options: Sequence[str], number: int) -> str:

@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 from icrbench.report import stats
 from icrbench.report.groups import Group, comparable_groups
 from icrbench.report.line import Line, lines, pair, summarise
+from icrbench.report.metrics import METRICS
+from icrbench.report.outcomes import Calibration, Outcomes
 from icrbench.report.text.names import display_name, marked
 from icrbench.store.store import Store
 
@@ -72,7 +74,7 @@ class Behind:
 
 @dataclass(frozen=True)
 class Change:
-    """A row of a table of variants less the plain method, on the same examples."""
+    """A row less another than raw zero-shot, on the same examples."""
 
     versus: stats.Comparison
     p_holm: float
@@ -93,7 +95,9 @@ class Row:
     behind: Behind | None = None
     """None for the leader, for zero-shot (the leader's ``versus`` has it), and without an average."""
     changes: dict[str, Change] = field(default_factory=dict)
-    """By column, in a table of variants; not for the plain method itself, nor where one of the two is incomplete."""
+    """Less the plain method, by column, in a table of variants; not where one of the two is incomplete."""
+    controls: Mapping[Calibration, Mapping[str, Change]] = field(default_factory=dict)
+    """As answered, less calibrated zero-shot, by kind of calibration and column; for averages alone."""
     explicit: bool = False
     """Whether demonstrations stood before every query."""
 
@@ -115,6 +119,25 @@ class Table:
     group: Group
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+    calibrate: Calibration = "none"
+    """What the answers were corrected by."""
+    metric: str = "accuracy"
+    calibrated: "Mapping[Calibration, Table]" = field(default_factory=dict)
+    """The same table of corrected answers, for every kind of prior that some cell has."""
+    lines: Mapping[str, Line] = field(default_factory=dict, compare=False, repr=False)
+    """What the rows were made of, by label."""
+
+    @property
+    def title(self) -> str:
+        """What the table holds, in one line."""
+        parts = [self.group.title]
+        parts += [f"calibrated by {self.calibrate}"] if self.calibrate != "none" else []
+        parts += [METRICS[self.metric].title] if self.metric != "accuracy" else []
+        return " · ".join(parts)
+
+    def row(self, label: str) -> Row:
+        """The row of a label that the table has."""
+        return next(row for row in self.rows if row.label == label)
 
     def rank(self, column: str, row: Row) -> int:
         """1 for the best of a column, 2 for the second best, else 0; what prints alike ties."""
@@ -125,7 +148,8 @@ class Table:
     def _ranks(self) -> dict[str, dict[float, int]]:
         """The ranks of the two best numbers of each column, as printed; none where all are alike."""
         shown = {c.name: {_shown(row.scores[c.name]) for row in self.rows} - {None} for c in self.columns}
-        best = {name: sorted((v for v in found if v is not None), reverse=True)[:2] for name, found in shown.items()}
+        most_first = not METRICS[self.metric].lower_is_better
+        best = {name: sorted((v for v in f if v is not None), reverse=most_first)[:2] for name, f in shown.items()}
         return {name: dict(zip(two, (1, 2), strict=True)) if len(two) > 1 else {} for name, two in best.items()}
 
 
@@ -136,12 +160,22 @@ def leaderboards(store: Store) -> list[Table]:
         UserError: if the folder has no results, a file in it is damaged, or two files hold the same cell.
     """
     groups = comparable_groups(store.records())
-    return [_table(part, store) for group in groups for part in group.leaderboards()]
+    outcomes = Outcomes(store)
+    return [leaderboard(part, outcomes) for group in groups for part in group.leaderboards()]
 
 
-def _table(group: Group, store: Store) -> Table:
+def leaderboard(group: Group, outcomes: Outcomes, kinds: Sequence[Calibration] | None = None) -> Table:
+    """A table, and the same once more for each calibration: if not given, for every kind of prior that a cell has."""
+    table = _table(group, outcomes)
+    if kinds is None:
+        kinds = outcomes.kinds(record for _, record in group.records)
+    calibrated = {kind: _table(group, outcomes, kind) for kind in kinds}
+    return replace(table, rows=_controlled(table, calibrated), calibrated=calibrated)
+
+
+def _table(group: Group, outcomes: Outcomes, calibrate: Calibration = "none") -> Table:
     columns = _columns(group)
-    by_label = lines(group, store)
+    by_label = lines(group, outcomes, calibrate)
     # The plain label: a row marked as older is not what the others are compared with.
     base = next((line for label, line in by_label.items() if line.method == "zero_shot" == label), None)
     summarise(by_label.values(), columns[-1].tasks)
@@ -154,12 +188,14 @@ def _table(group: Group, store: Store) -> Table:
         rows.append(Row(line.label, line.method, line.n_seeds, scores, collapse, explicit=line.explicit))
     compared = _behind(_corrected(rows, columns), by_label, columns[-1].tasks, base)
     compared = _changed(compared, by_label, columns, group.variants_of)
-    return Table(group, columns, tuple(sorted(compared, key=_row_order)))
+    return Table(group, columns, tuple(sorted(compared, key=row_order)), calibrate, lines=by_label)
 
 
-def accuracies(group: Group, store: Store, columns: Sequence[Column]) -> dict[str, Row]:
+def accuracies(
+    group: Group, outcomes: Outcomes, columns: Sequence[Column], calibrate: Calibration = "none"
+) -> dict[str, Row]:
     """Rows by label with other columns than a leaderboard's, the last of them an average; nothing is compared."""
-    by_label = lines(group, store)
+    by_label = lines(group, outcomes, calibrate)
     summarise(by_label.values(), columns[-1].tasks)
     base = by_label.get("zero_shot")
     rows = {}
@@ -205,7 +241,7 @@ def _incomplete(line: Line, task: str) -> Score:
     if errors:
         words = [f"{error['type']}: {error['message']}" if error else "no message" for error in errors]
         return Score("failed", len(records), tuple(dict.fromkeys(words)))
-    return _measured(line, "partial", [task]) if records else Score("missing")
+    return _measured(line, "partial", [task]) if line.measurable(task) else Score("missing")
 
 
 def _measured(
@@ -313,10 +349,31 @@ def _changed(rows: list[Row], by_label: dict[str, Line], columns: Sequence[Colum
     return [replace(row, changes=changes.get(row.label, {})) for row in rows]
 
 
-def _row_order(row: Row) -> tuple[int, bool, float, str]:
+def _controlled(table: Table, calibrated: Mapping[Calibration, Table]) -> tuple[Row, ...]:
+    """The rows, each with what is left of it against calibrated zero-shot."""
+    averages = [column for column in table.columns if column.is_average]
+    controls: dict[str, dict[Calibration, dict[str, Change]]] = {row.label: {} for row in table.rows}
+    for kind, other in calibrated.items():
+        base = other.lines.get("zero_shot")
+        if base is None:
+            continue
+        there = [column for column in averages if base.complete(*column.tasks)]
+        versus = {
+            (label, column.name): line.compare(base, column.tasks)
+            for label, line in table.lines.items()
+            for column in there
+            if line.complete(*column.tasks)
+        }
+        for (label, name), p in _holm(versus, averages).items():
+            controls[label].setdefault(kind, {})[name] = Change(versus[label, name], p)
+    return tuple(replace(row, controls=controls[row.label]) for row in table.rows)
+
+
+def row_order(row: Row, *, lower_is_better: bool = False) -> tuple[int, bool, float, str]:
     """Zero-shot, few-shot, the others; within each the best average first and rows without one last."""
     mean = row.scores[AVERAGE].mean
-    return {"zero_shot": 0, "few_shot": 1}.get(row.method, 2), mean is None, -(mean or 0.0), row.label
+    value = (mean or 0.0) if lower_is_better else -(mean or 0.0)
+    return {"zero_shot": 0, "few_shot": 1}.get(row.method, 2), mean is None, value, row.label
 
 
 def _shown(score: Score) -> float | None:

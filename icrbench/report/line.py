@@ -1,16 +1,17 @@
 """The records of one row of a table, and what they answered, read once and summarised once for all its columns."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from icrbench.report import metrics, stats
 from icrbench.report import moments as task_moments
-from icrbench.report import stats
 from icrbench.report.groups import Group
+from icrbench.report.outcomes import Calibration, Outcomes, option_words
 from icrbench.store.records import CellRecord
 from icrbench.store.rows import Answers, Ids
-from icrbench.store.store import Store
 from icrbench.util.errors import UserError
 
 Bits = npt.NDArray[np.bool_]
@@ -22,14 +23,18 @@ class Line:
     Args:
         label: as the table shows it.
         records: its records, one a task and seed.
-        store: has their examples.
+        outcomes: has their answers.
+        calibrate: what the answers are corrected by; a cell without that prior counts as not run.
 
     Raises:
         UserError: if two records are of the same task and seed.
     """
 
-    def __init__(self, label: str, records: Sequence[CellRecord], store: Store) -> None:
+    def __init__(
+        self, label: str, records: Sequence[CellRecord], outcomes: Outcomes, calibrate: Calibration = "none"
+    ) -> None:
         self.label = label
+        self.calibrate = calibrate
         self.method = records[0]["cell"]["method"]
         self.explicit = records[0]["cell"].get("explicit", False)
         self.tasks: dict[str, dict[int | None, CellRecord]] = {}
@@ -37,11 +42,11 @@ class Line:
             cell = record["cell"]
             twin = self.tasks.setdefault(cell["task"], {}).setdefault(cell["seed"], record)
             if twin is not record:
-                raise _two_results(store, twin, record)
+                raise _two_results(outcomes.folder, twin, record)
         found = {seed for by_seed in self.tasks.values() for seed in by_seed if seed is not None}
         self.seeds: list[int | None] = [*sorted(found)] if found else [None]
         self.n_seeds = len(self.seeds)
-        self._store = store
+        self._outcomes = outcomes
         self._complete: dict[str, bool] = {}
         self._answers: dict[str, tuple[Ids, Bits]] = {}
         self._moments: dict[str, task_moments.Moments] = {}
@@ -54,13 +59,18 @@ class Line:
         return [record for record in picked if record is not None]
 
     def complete(self, *tasks: str) -> bool:
-        """Every seed of every task is there and ran."""
+        """Every seed of every task is there, ran, and can be corrected."""
         for task in tasks:
             if task not in self._complete:
                 records = self.records(task)
-                ran = all(record["status"] == "ok" for record in records)
+                ran = all(self._outcomes.has(record, self.calibrate) for record in records)
                 self._complete[task] = ran and len(records) == self.n_seeds
         return all(self._complete[task] for task in tasks)
+
+    def measurable(self, task: str) -> bool:
+        """Some seeds of a task are there, and all of these ran and can be corrected."""
+        records = self.records(task)
+        return bool(records) and all(self._outcomes.has(record, self.calibrate) for record in records)
 
     def answers(self, task: str) -> tuple[Ids, Bits]:
         """The ids of a task's examples, and right or wrong, [seeds, examples].
@@ -72,7 +82,7 @@ class Line:
             by_key: dict[str, Answers] = {}
             for record in self.records(task):
                 if record["key"] not in by_key:
-                    by_key[record["key"]] = self._store.answers(record)
+                    by_key[record["key"]] = self._outcomes.answers(record, self.calibrate)
             ids = next(iter(by_key.values())).ids
             if any(other.ids is not ids and other.ids != ids for other in by_key.values()):
                 raise UserError(f"the seeds of {self._name(task)} scored different examples: run them again.")
@@ -84,6 +94,20 @@ class Line:
         if task not in self._moments:
             self._moments[task] = task_moments.moments(self.answers(task)[1])
         return self._moments[task]
+
+    def metric(self, name: str, task: str) -> tuple[float, ...]:
+        """A metric of each seed on a task that is complete."""
+        return tuple(self._outcomes.metric(record, name, self.calibrate) for record in self.records(task))
+
+    def shares(self, task: str) -> tuple[list[float], list[float]]:
+        """How often every option is answered and how often it is right, over the seeds of a complete task."""
+        found = [metrics.shares(self._outcomes.outcome(record, self.calibrate)) for record in self.records(task)]
+        answered, right = np.mean(found, axis=0).tolist()
+        return answered, right
+
+    def options(self, task: str) -> list[str]:
+        """The options' words; their numbers where the records do not have them."""
+        return option_words(self.records(task)[0])
 
     def mean(self, task: str) -> float:
         """A task's accuracy, the mean over seeds."""
@@ -127,9 +151,9 @@ class Line:
         return f"{self.records(task)[0]['cell']['label']} on {task}"
 
 
-def lines(group: Group, store: Store) -> dict[str, Line]:
+def lines(group: Group, outcomes: Outcomes, calibrate: Calibration = "none") -> dict[str, Line]:
     """The lines of a table, by label."""
-    return {label: Line(label, own, store) for label, own in group.by_label().items()}
+    return {label: Line(label, own, outcomes, calibrate) for label, own in group.by_label().items()}
 
 
 def summarise(lines: Iterable[Line], tasks: Sequence[str]) -> None:
@@ -154,11 +178,11 @@ def pair(pairs: Iterable[tuple[Line, Line]], tasks: Sequence[str]) -> None:
         line._differences[other, task] = moments
 
 
-def _two_results(store: Store, first: CellRecord, second: CellRecord) -> UserError:
+def _two_results(folder: Path, first: CellRecord, second: CellRecord) -> UserError:
     keys = sorted(first["identity"].keys() | second["identity"].keys())
     differing = [key for key in keys if first["identity"].get(key) != second["identity"].get(key)]
     older, newer = sorted((first, second), key=lambda record: record["finished"])
-    cell, path = newer["cell"], store.folder / "cells" / f"{older['key']}.json"
+    cell, path = newer["cell"], folder / "cells" / f"{older['key']}.json"
     return UserError(
         f"two results for {cell['label']} on {cell['task']}, seed {cell['seed']}, which differ in "
         f"{', '.join(differing) or 'nothing'}: delete {path}, the older one."

@@ -3,9 +3,18 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from icrbench.report.leaderboard import AVERAGE, Row, Table
+from icrbench.report.metrics import METRICS
 from icrbench.report.origin import compact, one_line
+from icrbench.report.outcomes import Calibration
 from icrbench.report.text.names import display_name, explicit_notes, form_notes
 from icrbench.store.records import CellRecord
+
+_KINDS: dict[Calibration, str] = {
+    "cc": "from three texts without content (Zhao et al. 2021)",
+    "dc": "from random words of the task's train inputs (Fei et al. 2023)",
+    "bc": "from at most 64 train inputs of the task, without their labels (after Zhou et al. 2023)",
+    "transductive": "from the test rows themselves (Zhou et al. 2023)",
+}
 
 
 def failures(table: Table) -> dict[str, int]:
@@ -20,7 +29,7 @@ def failures(table: Table) -> dict[str, int]:
 
 def notes(table: Table) -> list[str]:
     """The footnotes, one sentence or two each, without markup."""
-    lines = [_data_note(table), _reading_note(table)]
+    lines = [_data_note(table), *view_notes(table)]
     lines += [_test_note()] if any(row.scores[AVERAGE].versus for row in table.rows) else []
     lines += [_change_note(table)] if any(row.change for row in table.rows) else []
     lines += [_seed_note(table.rows), *form_notes(row.label for row in table.rows)]
@@ -58,6 +67,11 @@ def _not_applicable(table: Table) -> list[str]:
     ]
 
 
+def view_notes(table: Table) -> list[str]:
+    """The footnotes that depend on metric and calibration."""
+    return [_reading_note(table), *_metric_notes(table), *_calibration_notes(table)]
+
+
 def _data_note(table: Table) -> str:
     sizes = {
         column.name: max((row.scores[column.name].rows or 0) for row in table.rows)
@@ -71,19 +85,49 @@ def _data_note(table: Table) -> str:
 
 def _reading_note(table: Table) -> str:
     n_tasks = len(table.columns[-1].tasks)
-    words = "Accuracy"
+    words = "Accuracy in %" if table.metric == "accuracy" else f"{METRICS[table.metric].title}, times 100"
+    collapse = " Collapse: number of tasks below zero-shot." if table.metric == "accuracy" else ""
     if table.group.written:
         words = (
             "Answers are written, greedily, and end with the line. Exact match: the same words as the right answer, in"
             " lower case, without articles and without punctuation at their ends; token F1: the overlap of the words."
-            " Exact match"
+            " Exact match in %"
         )
     return (
-        f"{words} in %, mean ± sample standard deviation over seeds. Bold: best of a column; "
+        f"{words}, mean ± sample standard deviation over seeds. Bold: best of a column; "
         "underlined: second best; what prints alike ties. Average: mean over the "
-        f"{n_tasks} task{'s' if n_tasks > 1 else ''}, each counting the same. Collapse: number of tasks "
-        "below zero-shot."
+        f"{n_tasks} task{'s' if n_tasks > 1 else ''}, each counting the same.{collapse}"
     )
+
+
+def _metric_notes(table: Table) -> list[str]:
+    metric = METRICS[table.metric]
+    if table.metric == "accuracy":
+        return []
+    lines = ["Lower is better."] if metric.lower_is_better else []
+    lines.append("This metric is no mean over examples, so it has no interval and no test here.")
+    known = [(record["cell"]["task"], record["identity"].get("task")) for _, record in table.group.records]
+    lettered = sorted({name for name, task in known if isinstance(task, dict) and task.get("choices") is not None})
+    if metric.by_class and lettered:
+        names = ", ".join(lettered)
+        lines.append(f"{names}: the options are letters before changing answers, so this is about positions there.")
+    if table.metric in ("ece", "ece_mass", "brier"):
+        lines.append(
+            "Probabilities are over the options; with fewer options confidence starts higher: compare no tasks."
+        )
+    return lines
+
+
+def _calibration_notes(table: Table) -> list[str]:
+    if table.calibrate != "none":
+        lines = [f"Every answer is corrected by the method's own prior: {_KINDS[table.calibrate]}."]
+    elif table.calibrated:
+        lines = [f"{kind}: corrected by the method's own prior, {_KINDS[kind]}." for kind in table.calibrated]
+    else:
+        return []
+    if table.group.protocol == "paper" and {"dc", "bc"} & {table.calibrate, *table.calibrated}:
+        lines.append("Out of domain, protocol paper gives no inputs to take bc and dc from: they are blank there.")
+    return lines
 
 
 def _test_note() -> str:

@@ -65,7 +65,8 @@ def verdict(table: Table) -> Verdict:
         facts = (("Is it noise?", "There is no complete zero-shot row to compare with."), *_next(ranked))
         return Verdict(headline, None, facts + beware, leader.label)
     headline, sure = _headline(leader, ranked)
-    facts = (*_size(table, leader), *_where(table, leader), *_next(ranked), *_implicit(leader, ranked))
+    facts = (*_size(table, leader), *_remains(table, leader), *_where(table, leader))
+    facts += (*_next(ranked), *_implicit(leader, ranked))
     return Verdict(headline, sure, facts + beware, leader.label)
 
 
@@ -121,7 +122,8 @@ def _nobody(table: Table, ranked: list[Row], beware: tuple[tuple[str, str], ...]
         return Verdict("Only zero-shot has a result on every task.", None, beware)
     best = max(others, key=lambda row: row.scores[AVERAGE].mean or 0.0)
     facts = (("Closest", f"{display_name(best.label)}. {_size(table, best)[0][1]}"), *_size(table, best)[1:])
-    return Verdict("No method beats zero-shot.", None, (*facts, *_where(table, best), *beware), best.label)
+    facts = (*facts, *_remains(table, best), *_where(table, best), *beware)
+    return Verdict("No method beats zero-shot.", None, facts, best.label)
 
 
 def _size(table: Table, row: Row) -> tuple[tuple[str, str], ...]:
@@ -147,6 +149,30 @@ def _size(table: Table, row: Row) -> tuple[tuple[str, str], ...]:
     }[sure]
     noise += _seeds(table, row)
     return ("By how much", much), ("Is it noise?", noise)
+
+
+def _remains(table: Table, row: Row) -> tuple[tuple[str, str], ...]:
+    """What is left of a row's gain once zero-shot, and then both, are corrected for their label bias.
+
+    In the first average that is there for the row, by the kinds in the order of how much they need: the average of
+    all tasks before those of task groups.
+    """
+    columns = [table.columns[-1], *(column for column in table.columns[:-1] if column.is_average)]
+    lines = []
+    for kind, other in table.calibrated.items():
+        controls = row.controls.get(kind, {})
+        column = next((column for column in columns if column.name in controls), None)
+        if column is None:
+            continue
+        raw, control = row.scores[column.name].versus, controls[column.name]
+        both = other.row(row.label).scores[column.name]
+        where = "" if column.name == AVERAGE else f" {ROLE_WORDS[column.name]}"
+        words = f"{kind}{where}: {signed(raw.difference)} over zero-shot" if raw else f"{kind}{where}"
+        words += f"; against calibrated zero-shot {signed(control.versus.difference)}"
+        words += f" {signed_interval(control.versus.interval)}"
+        words += f"; both calibrated {_change(both)}, {_sure(both)}" if both.versus else ""
+        lines.append(words + ".")
+    return (("Beside calibration", "\n".join(lines)),) if lines else ()
 
 
 def _seeds(table: Table, row: Row) -> str:

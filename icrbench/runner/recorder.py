@@ -11,6 +11,7 @@ from icrbench.runner.request import Request
 from icrbench.runner.variation import PLAIN
 from icrbench.runner.worker import Outcome, Worker
 from icrbench.store import records
+from icrbench.store.priors import read_priors, remove_priors, write_priors
 from icrbench.store.records import SCHEMA_VERSION, CellRecord, Environment, Failure, identity_key
 from icrbench.store.store import Store
 from icrbench.util.errors import shortened
@@ -27,10 +28,12 @@ class Tally:
     kept: int = 0
     left: int = 0
     failed: int = 0
+    uncalibrated: int = 0
 
     def __str__(self) -> str:
         left = f", {self.left} left to another process" if self.left else ""
-        return f"{self.done} cells run, {self.kept} already there{left}, {self.failed} failed"
+        uncalibrated = f", {self.uncalibrated} without priors" if self.uncalibrated else ""
+        return f"{self.done} cells run, {self.kept} already there{left}, {self.failed} failed{uncalibrated}"
 
 
 class Recorder:
@@ -54,6 +57,7 @@ class Recorder:
         self._environment: Environment = {**environment(), "command": request.command}
         self._left: list[Cell] = []
         self._written: list[Outcome] = []
+        self._calibrated: list[str] = []
         self.tally = Tally()
 
     def unfinished(self, cells: Sequence[Cell]) -> Generator[Cell]:
@@ -91,6 +95,8 @@ class Recorder:
         say(f"{error} No cell of this run is kept.")
         for outcome in self._written:
             self._store.write(self._record(replace(outcome, result=None, rows=(), fit=None, error=error)), None)
+        for key in self._calibrated:
+            remove_priors(self._store.folder, key)
         self.tally.failed += len(self._written)
         self.tally.done -= len(self._written)
 
@@ -107,6 +113,30 @@ class Recorder:
             result = record["result"]
             accuracy, seconds = 100 * result["accuracy"], result["seconds_score"]
             self._say(outcome.cell, f"{accuracy:5.1f} %  ({result['n']} rows, {seconds:.1f} s)")
+
+    def without_priors(self, cells: Sequence[Cell]) -> Generator[Cell]:
+        """Yield the cells that have a result and no priors, or priors of other train rows; each claimed as above."""
+        for cell in cells:
+            if self._datasets.tasks[cell.task].answer_form == "generate":  # no options to prefer
+                continue
+            key = identity_key(self._worker.identity(cell))
+            with self._store.lock(key) as free:
+                if free and self._store.completed(key):
+                    known = read_priors(self._store.folder, key)
+                    if known is None or known["inputs"] != self._datasets.inputs_sha256(cell.task):
+                        yield cell
+
+    def write_priors(self, cell: Cell) -> None:
+        """Measure and keep the priors of a cell; where that fails its result stands, and is said to have none."""
+        try:
+            priors = self._worker.priors(cell)
+        except Exception as error:
+            self.tally.uncalibrated += 1
+            self._say(cell, f"no priors: {_failure(error)['message']}")
+            return
+        key = identity_key(self._worker.identity(cell))
+        write_priors(self._store.folder, key, priors)
+        self._calibrated.append(key)
 
     def _record(self, outcome: Outcome) -> CellRecord:
         cell, rules = outcome.cell, self._request.rules

@@ -45,6 +45,7 @@ class Request:
         device, dtype, device_map: how to load models; None for the default.
         chat_template: put every prompt into the model's chat template.
         trust_remote_code: whether code that comes with a model may run.
+        priors: also measure what calibration needs.
         command: the command line that asked for it, for the records.
         only: the tasks that some labels are confined to; all of them for a label that is not here.
         variations: how every cell is had, the plain way first.
@@ -65,6 +66,7 @@ class Request:
     device_map: str | None = None
     chat_template: bool = False
     trust_remote_code: bool = False
+    priors: bool = True
     command: str = ""
     only: Mapping[str, frozenset[str]] = field(default_factory=dict)
     variations: Sequence[Variation] = (PLAIN,)
@@ -95,6 +97,7 @@ class Request:
         trust_remote_code: bool = False,
         batch_size: int | None = None,
         chat_template: bool = False,
+        priors: bool = True,
         command: str = "",
     ) -> Self:
         """Check everything that can be checked without loading data or a model.
@@ -123,6 +126,7 @@ class Request:
             trust_remote_code: run code that comes with a model, if it names some.
             batch_size: most prompts a batch; None to go by free memory.
             chat_template: put every prompt into the model's chat template, as a user's turn.
+            priors: also measure what calibration needs.
             command: what the user typed.
 
         Raises:
@@ -159,6 +163,7 @@ class Request:
             device_map=device_map,
             chat_template=chat_template,
             trust_remote_code=trust_remote_code,
+            priors=priors,
             command=command,
             only=only,
             variations=variations,

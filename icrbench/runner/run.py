@@ -53,9 +53,9 @@ def _run_model(model: str | Backbone, request: Request, datasets: Datasets, stor
         note(sentence)
     recorder = Recorder(worker, datasets, request, store, total=sum(len(unit.cells) for unit in units))
     for unit in units:
-        _work(worker, recorder, unit.cells)
+        _work(worker, recorder, unit.cells, request.priors)
     # Another process that had a cell may have been killed since: whoever is still here takes it over.
-    _work(worker, recorder, recorder.take_left())
+    _work(worker, recorder, recorder.take_left(), request.priors)
     recorder.name_left()
     try:
         worker.verify()
@@ -64,7 +64,11 @@ def _run_model(model: str | Backbone, request: Request, datasets: Datasets, stor
     return recorder.tally
 
 
-def _work(worker: Worker, recorder: Recorder, cells: Sequence[Cell]) -> None:
+def _work(worker: Worker, recorder: Recorder, cells: Sequence[Cell], priors: bool) -> None:
     with closing(recorder.unfinished(cells)) as unfinished:
         for outcome in worker.execute(unfinished):
             recorder.write(outcome)
+    if priors:
+        with closing(recorder.without_priors(cells)) as uncalibrated:
+            for cell in uncalibrated:
+                recorder.write_priors(cell)

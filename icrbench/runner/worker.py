@@ -17,9 +17,12 @@ from icrbench.runner.guard import Guard, LeftBehind, check_fit, contained, finge
 from icrbench.runner.identity import cell_identity
 from icrbench.runner.plan import Cell
 from icrbench.runner.request import Request
+from icrbench.scoring.calibration import Measured, Options, examples, measure
 from icrbench.scoring.next_token import Scored, score
+from icrbench.scoring.prior import Kind
 from icrbench.scoring.prompting import Prompter
 from icrbench.store.artefact import Artefact
+from icrbench.store.priors import Priors, Prompts
 from icrbench.store.records import Result
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError
@@ -68,6 +71,7 @@ class Worker:
         self._store = store
         self._fits = Fits(store, self.backbone)
         self._reused = Reused()
+        self._texts: dict[str, Mapping[Kind, Mapping[Options, tuple[Example, ...]]]] = {}
         self._identities: dict[Cell, dict[str, Any]] = {}
         for task in datasets.tasks.values():  # options that cannot be told apart are found before any work
             for variation in request.variations:
@@ -123,6 +127,26 @@ class Worker:
         folder = self._store.fit_folder(self.identity(cell))
         return self._fits.get(method, folder, lambda: self._fit(cell), str(cell))
 
+    def priors(self, cell: Cell) -> Priors:
+        """Measure what the cell's method answers to prompts that say nothing about the answer."""
+        fitted = self.fitted(cell).fitted
+        task, test = cell.variation.task(self._datasets.tasks[cell.task]), self._datasets.test(cell.task)
+        begin = time.perf_counter()
+        if cell.task not in self._texts:
+            option_sets = sorted({example.options for example in test}, key=len)
+            self._texts[cell.task] = examples(task, option_sets, self._datasets.inputs(cell.task))
+        texts = self._texts[cell.task]
+        measured = measure(self.backbone, fitted, task, texts, self._request.scoring, self._reused)
+        seconds = time.perf_counter() - begin
+        read = {name for part in measured.get("bc", []) for name in part.ids}
+        return {
+            "prompts": {kind: [_prompts(part) for part in parts] for kind, parts in measured.items()},
+            "inputs": self._datasets.inputs_sha256(cell.task),
+            "overlap": self._datasets.overlap_of(read, cell.task),
+            "seconds": round(seconds, 3),
+            "command": self._request.command,
+        }
+
     def _fit(self, cell: Cell) -> tuple[Fitted, Cost]:
         method = cell.method.method
         data = self._datasets.for_fit(method, cell.task)
@@ -167,6 +191,14 @@ class Worker:
         task, options = cell.variation.task(self._datasets.tasks[cell.task]), self._request.scoring
         with bar(str(cell), len(examples)) as progress:
             return score(self.backbone, fitted, task, examples, options, self._reused, progress.update)
+
+
+def _prompts(measured: Measured) -> Prompts:
+    return {
+        "options": list(measured.options),
+        "ids": list(measured.ids),
+        "logits": [[round(logit, 6) for logit in logits] for logits in measured.logits],
+    }
 
 
 def _row(example: Example, scored: Scored) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The results folder: one record a cell, one row an example. Nothing derived is stored, with one exception.
 
 ``DIR/examples/<key>.parquet`` is written first and ``DIR/cells/<key>.json`` last, each whole or not at all,
-so a cell whose json is there is complete. ``DIR/locks/`` holds one file for each cell being computed.
+so a cell whose json is there is complete. ``DIR/priors/<key>.json`` may follow (``icrbench/store/priors.py``).
+``DIR/locks/`` holds one file for each cell being computed.
 
 The exception is ``DIR/index/``, which a report over many cells writes to be fast the next time. It is used only as
 far as it agrees with the files, and may be deleted at any time (``icrbench/store/index.py``).
@@ -34,7 +35,7 @@ from icrbench.store.rows import Answers, read_answers, read_rows, rows_file
 from icrbench.util.errors import UserError
 from icrbench.util.files import cannot_read, remove_abandoned, write_atomic
 
-FOLDERS = ("cells", "examples", "fitted", "locks", "index")
+FOLDERS = ("cells", "examples", "priors", "fitted", "locks", "index")
 """What a store keeps below its folder."""
 
 

@@ -9,7 +9,7 @@ from typing import get_args
 from matplotlib.figure import Figure
 
 from icrbench.experiments import Vary
-from icrbench.report.figures import accuracy, latency, routing, sensitivity, theory
+from icrbench.report.figures import accuracy, calibration, latency, routing, sensitivity, theory
 from icrbench.report.figures.sources import Routing, latencies, routings, theories
 from icrbench.report.figures.style import ENDINGS, save, styled
 from icrbench.report.groups import Group
@@ -81,15 +81,21 @@ def _figures(folder: Path) -> dict[str, tuple[list[tuple[str, Figure]], str]]:
     tables = [] if store.empty else leaderboards(store)
     costs: list[tuple[str, Figure]] = []
     chances: list[tuple[str, Figure]] = []
+    controls: list[tuple[str, Figure]] = []
     for table in tables:
         for drawn, figure in (
             (costs, accuracy.pareto(table)),
             (chances, accuracy.seeds(table)),
+            (controls, calibration.calibration(table)),
         ):
             if figure is not None:
                 drawn.append((_short(table.group), figure))
     found["pareto"] = (costs, run)
     found["seeds"] = (chances, run)
+    found["calibration"] = (
+        controls,
+        f"no priors beside zero-shot and another method in {folder}; {run.partition('; ')[2]}",
+    )
     for vary in get_args(Vary):
         varied = [] if store.empty else [own for own in sensitivities(store, vary) if own.spreads]
         if varied:  # wanted by few, so that their absence is nothing to tell of

@@ -19,11 +19,15 @@ from icrbench import __version__
 from icrbench.report import lm_eval_results
 from icrbench.report.leaderboard import Table
 from icrbench.report.lm_eval_results import Value
+from icrbench.report.metrics import METRICS
 from icrbench.report.page.data import cost, table_data
 from icrbench.report.page.examples import packed
 from icrbench.report.verdict import WORDS, verdict
+from icrbench.scoring.prior import KINDS, NAMES
 from icrbench.store.store import Store
 
+MOST_CELLS = 2_000
+"""Up to so many cells the page has every metric, for which all their examples are read."""
 _FOLDER = Path(__file__).parent
 
 
@@ -34,12 +38,14 @@ def html(tables: Sequence[Table], values: Sequence[Value], store: Store) -> str:
         UserError: if an examples file of the store is damaged.
     """
     style, script = (Markup((_FOLDER / name).read_text("utf-8")) for name in ("page.css", "page.js"))
-    shown = [table_data(table) for table in tables]
+    few = sum(len(table.group.records) for table in tables) <= MOST_CELLS
+    shown = [table_data(table, metrics=few and not table.group.written) for table in tables]
     verdicts = [verdict(table) for table in tables]
     costs = [
         cost(numbers, words.leader) if words.leader else "" for numbers, words in zip(shown, verdicts, strict=True)
     ]
-    data = {"tables": shown, "examples": packed(tables, store), "words": WORDS}
+    metrics = {name: [metric.title, metric.lower_is_better] for name, metric in METRICS.items()}
+    data = {"tables": shown, "examples": packed(tables, store), "words": WORDS, "metrics": metrics}
     environment = Environment(loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("index.html").render(
         version=__version__,
@@ -53,6 +59,8 @@ def html(tables: Sequence[Table], values: Sequence[Value], store: Store) -> str:
         lm_eval=lm_eval_results.tables(values),
         models=sorted({table["model"] for table in shown}),
         protocols=sorted({table["protocol"] for table in shown}),
+        metrics={name: metric.title for name, metric in METRICS.items() if few or name == "accuracy"},
+        calibrations={kind: NAMES[kind] for kind in KINDS if any(kind in table.calibrated for table in tables)},
     )
 
 

@@ -7,8 +7,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from icrbench.report.by_metric import by_metric
 from icrbench.report.leaderboard import ROLES, Change, Column, Row, Score, Table
-from icrbench.report.notes import budget_text, failures, notes
+from icrbench.report.metrics import METRICS
+from icrbench.report.notes import budget_text, failures, notes, view_notes
 from icrbench.report.origin import origin
 from icrbench.report.stats import Comparison, Interval
 from icrbench.report.text.names import display_name
@@ -20,8 +22,13 @@ from icrbench.store.records import CellRecord, Result
 _FIT, _CACHED, _PROMPT = "Time of one fit", "Cached parameters", "Prompt tokens an example"
 
 
-def table_data(table: Table) -> dict[str, Any]:
-    """One table: its group, columns, rows and footnotes."""
+def table_data(table: Table, *, metrics: bool) -> dict[str, Any]:
+    """One table: its group, columns, rows and footnotes, and its views.
+
+    Args:
+        table: raw accuracies.
+        metrics: whether other metrics are wanted, for which every example is read.
+    """
     group = table.group
     roles = {record["cell"]["task"]: record["task"]["role"] for _, record in group.records}
     records = group.by_label()
@@ -42,14 +49,48 @@ def table_data(table: Table) -> dict[str, Any]:
                 "collapse": row.collapse,
                 "reference": row.label == (group.variants_of or "zero_shot"),
                 "scores": [_score(table, row, column, numbers) for column in table.columns],
-                "detail": _detail(records[row.label], plain[row.label], plain.get(row.method), made_by),
+                "detail": {
+                    **_detail(records[row.label], plain[row.label], plain.get(row.method), made_by),
+                    "shares": _shares(table, row) if metrics else [],
+                },
             }
             for row in table.rows
         ],
+        "views": _views(table, numbers, metrics),
         "errors": list(numbers),
         "notes": notes(table),
         "provenance": list(made_by.items()),
     }
+
+
+def _views(table: Table, numbers: dict[str, int], metrics: bool) -> dict[str, Any]:
+    """The same table calibrated and in other metrics: by both names, the scores of its rows and their order."""
+    found = {}
+    for calibrate, own in {"none": table, **table.calibrated}.items():
+        for metric in METRICS if metrics else ("accuracy",):
+            if (calibrate, metric) == ("none", "accuracy"):
+                continue
+            view = by_metric(own, metric)
+            found[f"{calibrate} {metric}"] = {
+                "order": [row.label for row in view.rows],
+                "scores": {
+                    row.label: [_score(view, row, column, numbers) for column in view.columns] for row in view.rows
+                },
+                "notes": view_notes(view),
+            }
+    return found
+
+
+def _shares(table: Table, row: Row) -> list[tuple[str, str]]:
+    """By task: how often each option is answered, and how often it is right."""
+    line, found = table.lines[row.label], []
+    for column in table.columns:
+        if not column.is_average and line.complete(*column.tasks):
+            words = line.options(column.name)
+            pairs = zip(words, *line.shares(column.name), strict=False)  # of letters a task may use fewer
+            text = ", ".join(f"{word} {100 * own:.0f} % ({100 * gold:.0f} %)" for word, own, gold in pairs)
+            found.append((column.title, text))
+    return found
 
 
 def cost(table: dict[str, Any], label: str) -> str:

@@ -10,7 +10,7 @@
   const PAGE = 20; // examples shown at a time
   const FIRST = 35; // option 0 is "#", see examples.py
   const SVG = "http://www.w3.org/2000/svg";
-  const filters = { model: "", protocol: "", role: "", method: "", view: "mean" };
+  const filters = { model: "", protocol: "", role: "", method: "", view: "mean", metric: "accuracy", calibrate: "none" };
   const memory = DATA.tables.map((table) => ({ sort: null, column: "average", open: false }));
   const byId = (id) => document.getElementById(id);
 
@@ -34,9 +34,17 @@
   const signedRange = (ends) => `[${signed(ends[0])}, ${signed(ends[1])}]`;
   const count = (number, one, many) => `${number.toLocaleString("en")} ${number === 1 ? one : many || one + "s"}`;
   const option = (value, text, selected) => make("option", { value, selected }, text);
+  // What is shown of a table: its accuracies as they are, or one of its views. A view that is not there has no scores.
+  const isRaw = () => filters.metric === "accuracy" && filters.calibrate === "none";
+  const viewOf = (table) => table.views[`${filters.calibrate} ${filters.metric}`];
+  const scoresOf = (table, row) => (isRaw() ? row.scores : viewOf(table).scores[row.label]);
+  const isMetric = () => filters.metric !== "accuracy";
+  const metricWords = () => DATA.metrics[filters.metric][0] + (isMetric() ? ", times 100" : " in %") + (filters.calibrate === "none" ? "" : `, answers calibrated by ${filters.calibrate}`);
   const methodsOf = (table) => {
     const wanted = filters.method.trim().toLowerCase();
-    return table.rows.filter((row) => `${row.name} ${row.label}`.toLowerCase().includes(wanted));
+    const view = isRaw() ? null : viewOf(table);
+    const rows = view ? view.order.map((label) => table.rows.find((row) => row.label === label)) : table.rows;
+    return rows.filter((row) => `${row.name} ${row.label}`.toLowerCase().includes(wanted));
   };
   const shownTable = (table) =>
     (!filters.model || table.model === filters.model) && (!filters.protocol || table.protocol === filters.protocol);
@@ -73,7 +81,7 @@
       const dot = make("svg:circle", { cx: place(item.value), cy: "50%", r: 5.5, class: `dot ${kind}${full ? "" : " hollow"}` });
       const text = isDifference
         ? [make("b", {}, signed(item.value)), make("span", { class: "quiet" }, ` ${signedRange(item.ends)} `)]
-        : [make("b", {}, percent(item.value)), make("span", { class: "quiet" }, ` ${range(item.ends)}`)];
+        : [make("b", {}, percent(item.value)), isMetric() ? null : make("span", { class: "quiet" }, ` ${range(item.ends)}`)].filter(Boolean);
       return make("li", {},
         make("span", { class: "name" }, item.name),
         make("span", { class: "plot", "aria-hidden": "true" }, make("svg:svg", {}, grid(), bar, dot)),
@@ -84,20 +92,21 @@
 
   function methodForest(table, number) {
     const place = table.columns.findIndex((column) => column.name === memory[number].column);
-    const isDifference = reference(table);
+    const isDifference = reference(table) && !isMetric();
     const items = [];
     const without = [];
     for (const row of methodsOf(table)) {
       if (isDifference && row.reference) continue;
-      const score = row.scores[place];
-      const [value, ends] = isDifference ? [score.d, score.dci] : [score.mean, score.ci];
+      const score = scoresOf(table, row)[place];
+      const [value, ends] = isDifference ? [score.d, score.dci] : [score.mean, score.ci || [score.mean, score.mean]];
       const name = methodButton(table, row);
       if (value === undefined) without.push(row.name);
       else items.push({ name, value, ends, sure: score.sure });
     }
-    items.sort((one, other) => other.value - one.value);
+    const lower = isMetric() && DATA.metrics[filters.metric][1];
+    items.sort((one, other) => (lower ? one.value - other.value : other.value - one.value));
     const where = columnWords(table.columns[place]);
-    const label = `${isDifference ? `Difference to ${table.reference}` : "Accuracy"}, ${where}`;
+    const label = `${isDifference ? `Difference to ${table.reference}` : DATA.metrics[filters.metric][0]}, ${where}`;
     const draw = (some) => forest(some, isDifference, label);
     const parts = items.length ? [draw(items.slice(0, MOST_LINES))] : [];
     if (items.length > MOST_LINES) {
@@ -108,12 +117,15 @@
       parts.push(all);
     }
     const base = table.rows.find((row) => row.reference);
-    const zero = isDifference && base.scores[place].mean !== undefined ? ` 0 is ${table.reference}: ${percent(base.scores[place].mean)} %.` : "";
+    const known = isDifference && scoresOf(table, base)[place].mean;
+    const calibrated = filters.calibrate === "none" ? "" : `, both calibrated by ${filters.calibrate}`;
+    const zero = isDifference && known !== undefined ? ` 0 is ${table.reference}${calibrated ? ", calibrated" : ""}: ${percent(known)} %.` : "";
     const legend = isDifference
-      ? `Points of accuracy above or below ${table.reference}, with 95 % intervals.${zero} Filled dot: ${WORDS.clear}; hollow: ${WORDS.weak}, or in grey ${WORDS.noise}.`
+      ? `Points of accuracy above or below ${table.reference}${calibrated}, with 95 % intervals.${zero} Filled dot: ${WORDS.clear}; hollow: ${WORDS.weak}, or in grey ${WORDS.noise}.`
+      : isMetric() ? `${metricWords()}; ${lower ? "lower is better" : "higher is better"}. There are no intervals in this metric.`
       : `Accuracy in %, with 95 % intervals. There is no ${table.reference} row to compare with.`;
     parts.push(make("p", { class: "legend" }, items.length ? legend : "Nothing to draw here."));
-    if (without.length) parts.push(make("p", { class: "legend" }, `Not drawn, because cells are missing or failed: ${without.join(", ")}.`));
+    if (without.length) parts.push(make("p", { class: "legend" }, `Not drawn, because cells are missing or failed${filters.calibrate === "none" ? "" : ", or have no prior"}: ${without.join(", ")}.`));
     return parts;
   }
 
@@ -141,12 +153,12 @@
   }
 
   function entry(table, row, column) {
-    const score = row.scores[column.place];
+    const score = scoresOf(table, row)[column.place];
     const cell = make("td", { class: column.average ? "average" : null });
     if (column.starts) cell.classList.add("first");
     if (score.status === "failed") cell.append(make("span", { class: "gap" }, `failed (${score.errors.join(", ")})`));
-    else if (score.mean === undefined) cell.append(column.average ? make("span", { class: "gap" }, "incomplete") : make("span", { class: "gap" }, "—", hidden("not run")));
-    else if (filters.view === "d") {
+    else if (score.mean === undefined) cell.append(column.average ? make("span", { class: "gap" }, "incomplete") : make("span", { class: "gap" }, "—", hidden(filters.calibrate === "none" ? "not run" : "not run, or without a prior")));
+    else if (filters.view === "d" && !isMetric()) {
       if (row.reference) cell.append(make("span", { class: "gap" }, "reference"));
       else if (score.d === undefined) cell.append(make("span", { class: "gap" }, "—", hidden("no comparison")));
       else {
@@ -157,7 +169,7 @@
       tint(cell, score);
       const place = ["", " best", " second"][score.rank || 0];
       const part = score.status === "partial" ? make("span", { class: "spread" }, ` (${score.seeds}/${row.seeds})`) : null;
-      cell.append(...[make("span", { class: "value" + place }, percent(score.mean)), part, ...mark(table, score), make("span", { class: "ci" }, range(score.ci))].filter(Boolean));
+      cell.append(...[make("span", { class: "value" + place }, percent(score.mean)), part, ...mark(table, score), score.ci ? make("span", { class: "ci" }, range(score.ci)) : null].filter(Boolean));
     }
     return cell;
   }
@@ -167,8 +179,8 @@
     const value = (row) => {
       if (sort.name === "method") return row.name.toLowerCase();
       if (sort.name === "collapse") return row.collapse === null ? undefined : row.collapse;
-      const score = row.scores[table.columns.findIndex((column) => column.name === sort.name)];
-      return filters.view === "d" ? (row.reference ? 0 : score.d) : score.mean;
+      const score = scoresOf(table, row)[table.columns.findIndex((column) => column.name === sort.name)];
+      return filters.view === "d" && !isMetric() ? (row.reference ? 0 : score.d) : score.mean;
     };
     const way = sort.down ? -1 : 1;
     return rows.slice().sort((one, other) => {
@@ -185,13 +197,21 @@
   function scoreTable(table, number) {
     const columns = columnsOf(table);
     columns.forEach((column, place) => { column.starts = !place || columns[place - 1].role !== column.role; });
-    const hasCollapse = table.rows.some((row) => row.collapse !== null) && !filters.role;
+    const hasCollapse = isRaw() && table.rows.some((row) => row.collapse !== null) && !filters.role;
+    // Beside the raw average the calibrated ones: no gain stands without its control.
+    const kinds = isRaw() && !filters.role ? Object.keys(table.views).filter((name) => name.endsWith(" accuracy")).map((name) => name.split(" ")[0]) : [];
+    const last = table.columns.length - 1;
+    const calibrated = kinds.filter((kind) => table.rows.some((row) => table.views[`${kind} accuracy`].scores[row.label][last].mean !== undefined));
+    const besides = (row) => calibrated.map((kind) => {
+      const score = table.views[`${kind} accuracy`].scores[row.label][last];
+      return make("td", {}, score.mean === undefined ? make("span", { class: "gap" }, "—") : [percent(score.mean), make("span", { class: "ci" }, range(score.ci))]);
+    });
     const collapse = (row) => make("td", {}, row.collapse === null ? make("span", { class: "gap" }, "—") : String(row.collapse));
     const body = make("tbody", {});
     const fill = () => body.replaceChildren(...sorted(table, methodsOf(table), memory[number].sort).map((row) =>
       make("tr", {},
         make("th", { scope: "row" }, methodButton(table, row), row.seeds > 1 ? make("span", { class: "spread" }, ` ${row.seeds} seeds`) : null),
-        columns.flatMap((column) => [entry(table, row, column), hasCollapse && column.role === null ? collapse(row) : null]))));
+        columns.flatMap((column) => [entry(table, row, column), ...(column.role === null ? besides(row) : []), hasCollapse && column.role === null ? collapse(row) : null]))));
     const heads = [];
     const head = (name, words, attributes) => {
       const arrow = make("span", { class: "arrow", "aria-hidden": "true" });
@@ -221,18 +241,19 @@
       if (column.starts) groups.push({ title: column.role ? ROLES[column.role] : `All ${count(column.tasks, "task")}`, span: 0 });
       groups[groups.length - 1].span += 1;
     }
-    if (hasCollapse) groups[0].span += 1;
+    groups[0].span += calibrated.length + (hasCollapse ? 1 : 0);
     const header = make("thead", {},
       make("tr", {}, head("method", "Method", { rowspan: 2, class: "corner" }),
         groups.map((group) => make("th", { class: "group", scope: "colgroup", colspan: group.span }, group.title))),
       make("tr", {},
         columns.flatMap((column) => [
           head(column.name, column.average ? "Average" : column.title, { class: column.starts ? "first" : null }),
+          ...(column.role === null ? calibrated.map((kind) => make("th", { scope: "col" }, `Average, ${kind}`)) : []),
           hasCollapse && column.role === null ? head("collapse", "Collapse", {}) : null])));
     fill();
     showSort();
-    const what = filters.view === "d" ? `Difference to ${table.reference} in points` : "Accuracy in %";
-    const caption = make("caption", {}, make("span", {}, `${what}, and below it the 95 % interval. Column titles sort; until then zero-shot and few-shot stand first, the rest by their average. ` +
+    const what = filters.view === "d" && !isMetric() ? `Difference to ${table.reference} in points${filters.calibrate === "none" ? "" : `, both calibrated by ${filters.calibrate}`}` : metricWords();
+    const caption = make("caption", {}, make("span", {}, `${what}${isMetric() ? "" : ", and below it the 95 % interval"}. Column titles sort; until then zero-shot and few-shot stand first, the rest by their average. ` +
       "A method's name opens its cost and hyperparameters."));
     return make("div", { class: "scroll", role: "region", "aria-label": `Scores: ${table.title}`, tabindex: "0" },
       make("table", { class: "scores" }, caption, header, body));
@@ -245,6 +266,8 @@
     const entries = table.rows.length * table.columns.length;
     const section = make("section", { class: "card", id: `table-${number}`, "aria-labelledby": title });
     const content = () => {
+      if (!isRaw() && !viewOf(table)) return [make("p", { class: "legend" },
+        "This comparison has no such numbers. A calibration needs a prior: where cells could have it, the same icrbench run again adds it. Written answers have one metric and no prior.")];
       const columns = columnsOf(table).filter((column) => column.role || column.name === "average");
       if (!columns.some((column) => column.name === memory[number].column)) memory[number].column = columns[0].name;
       const plot = make("div", {}, methodForest(table, number));
@@ -253,18 +276,19 @@
           .map((column) => option(column.name, columnWords(column), column.name === memory[number].column)));
       return [
         make("div", { class: "sub" },
-          make("h3", {}, reference(table) ? `How far from ${table.reference}?` : "Accuracy"),
+          make("h3", {}, isMetric() ? DATA.metrics[filters.metric][0] : reference(table) ? `How far from ${table.reference}?` : "Accuracy"),
           make("label", { class: "field" }, "Tasks", choice)),
         plot,
         make("div", { class: "sub" }, make("h3", {}, "Every task")),
         scoreTable(table, number),
         table.errors.length ? make("ul", { class: "notes failed" }, table.errors.map((text, place) => make("li", {}, `failed (${place + 1}): ${text}`))) : null,
-        reference(table) ? make("p", { class: "legend" },
+        reference(table) && !isMetric() ? make("p", { class: "legend" },
           `▲ above, ▼ below ${table.reference}: ${WORDS.clear}. △ ▽: ${WORDS.weak}. Without a mark: ${WORDS.noise}. ` +
           `Blue: above ${table.reference}, orange: below, deeper up to ${FULL_TINT} points.` +
           (filters.view === "mean" ? " Bold: best of a column; underlined: second best." : "")) : null,
         make("h3", { class: "sr" }, "Notes"),
-        make("ul", { class: "notes" }, table.notes.filter((note) => !note.startsWith("failed (")).map((note) => make("li", {}, note))),
+        isRaw() ? null : make("ul", { class: "notes" }, viewOf(table).notes.map((note) => make("li", {}, note))),
+        make("ul", { class: "notes", hidden: !isRaw() }, table.notes.filter((note) => !note.startsWith("failed (")).map((note) => make("li", {}, note))),
         make("details", {}, make("summary", {}, "Command, versions, data"), pairs(table.provenance, "long"))];
     };
     section.append(make("h2", { id: title }, table.title));
@@ -313,7 +337,7 @@
 
   function showDetail(table, row) {
     const dialog = byId("detail");
-    const tasks = table.columns.map((column, place) => ({ ...column, score: row.scores[place] }));
+    const tasks = table.columns.map((column, place) => ({ ...column, score: row.scores[place] })); // as they are, whatever is shown
     const drawn = tasks.filter((task) => task.score.d !== undefined);
     const cell = (text) => make("td", {}, text === undefined ? "" : text);
     const line = ({ score, ...column }) => make("tr", {},
@@ -323,7 +347,8 @@
       cell(score.d === undefined ? undefined : signed(score.d)), cell(score.dci && signedRange(score.dci)), cell(score.p),
       cell(score.n === undefined ? undefined : score.n.toLocaleString("en")));
     const failed = [...new Set(row.scores.flatMap((score) => score.errors || []))].map((number) => `failed (${number}): ${table.errors[number - 1]}`);
-    const { hyperparameters, changed, facts, provenance } = row.detail;
+    const { hyperparameters, changed, facts, provenance, shares } = row.detail;
+    const kinds = Object.entries(table.views).filter(([name]) => name.endsWith(" accuracy")).map(([name, view]) => [name.split(" ")[0], view.scores[row.label]]);
     const own = new Map(provenance);
     const close = make("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Close");
     const parts = [
@@ -345,6 +370,18 @@
           make("caption", {}, make("span", {}, "Accuracy in %; SD over seeds; difference in points; p corrected by Holm's method, intervals not corrected.")),
           make("thead", {}, make("tr", {}, ["Task", "Accuracy", "95 %", "SD", `vs ${table.reference}`, "95 %", "p", "Test rows"].map((name) => make("th", { scope: "col" }, name)))),
           make("tbody", {}, tasks.map(line)))),
+      kinds.length ? make("h3", {}, "Calibrated") : null,
+      kinds.length ? make("div", { class: "scroll", role: "region", "aria-label": "Calibrated", tabindex: "0" },
+        make("table", { class: "plain" },
+          make("caption", {}, make("span", {}, `Accuracy in % as answered and calibrated, and the difference to ${table.reference} with both calibrated.`)),
+          make("thead", {}, make("tr", {}, ["Task", "As answered", ...kinds.flatMap(([kind]) => [kind, `vs ${table.reference}, ${kind}`])].map((name) => make("th", { scope: "col" }, name)))),
+          make("tbody", {}, tasks.map((task, place) => make("tr", {},
+            make("th", { scope: "row" }, task.average && task.role ? `${ROLES[task.role]}, average` : task.title),
+            cell(task.score.mean === undefined ? undefined : percent(task.score.mean)),
+            kinds.flatMap(([, scores]) => [scores[place].mean, scores[place].d].map((value, which) => cell(value === undefined ? undefined : which ? signed(value) : percent(value))))))))) : null,
+      shares.length ? make("h3", {}, "How often each option is answered") : null,
+      shares.length ? make("p", { class: "legend" }, "In brackets: how often it is right.") : null,
+      shares.length ? pairs(shares, "long") : null,
       make("h3", {}, "Where it comes from"),
       pairs(table.provenance.map(([name, value]) => [name, own.has(name) ? own.get(name) : value]).filter(([, value]) => value), "long")];
     dialog.replaceChildren(
@@ -503,12 +540,14 @@
       if (event.target.name === "role") {
         for (const [place, table] of DATA.tables.entries()) memory[place].column = table.columns.some((column) => column.name === filters.role) ? filters.role : "average";
       }
+      form.querySelector("fieldset").disabled = isMetric();
       clearTimeout(waiting);
       waiting = setTimeout(showTables, event.type === "input" ? 150 : 0);
     };
     form.addEventListener("change", update);
     form.elements.namedItem("method").addEventListener("input", update);
     for (const name of Object.keys(filters)) if (form.elements[name]) filters[name] = form.elements[name].value;
+    form.querySelector("fieldset").disabled = isMetric();
     showTables();
   }
 

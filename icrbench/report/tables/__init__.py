@@ -10,8 +10,10 @@ from pathlib import Path
 from icrbench import method_spec
 from icrbench.experiments import Experiment, experiments, get_experiments
 from icrbench.report.groups import Group, comparable_groups
+from icrbench.report.outcomes import Calibration, Outcomes
 from icrbench.report.tables import sheet
 from icrbench.report.tables.accuracy import accuracy_sheet
+from icrbench.report.tables.calibration import calibration_sheets
 from icrbench.report.tables.cost import cost_sheet, parameter_sheet
 from icrbench.report.tables.iclness import iclness_sheets
 from icrbench.report.tables.paper import comparison_sheets
@@ -23,7 +25,9 @@ from icrbench.util.errors import UserError
 from icrbench.util.files import write_atomic
 
 
-def write_tables(folder: Path, out: Path, names: str, settings: Sequence[str], *, compare: bool) -> list[Path]:
+def write_tables(
+    folder: Path, out: Path, names: str, settings: Sequence[str], calibrate: Calibration = "none", *, compare: bool
+) -> list[Path]:
     """Write ``tables/NAME.md``, ``.csv`` and ``.tex`` below ``out``, and print the tables; returns the paths.
 
     Args:
@@ -31,6 +35,7 @@ def write_tables(folder: Path, out: Path, names: str, settings: Sequence[str], *
         out: folder to write to.
         names: experiments joined by commas; ``all`` for those with at least one cell.
         settings: the run's ``--set``, which are part of its labels.
+        calibrate: what answers are corrected by; tables of accuracies alone are then written, as ``NAME-CALIBRATION``.
         compare: also write ``tables/NAME-vs-paper.*``, where the paper has numbers.
 
     Raises:
@@ -38,12 +43,15 @@ def write_tables(folder: Path, out: Path, names: str, settings: Sequence[str], *
     """
     store, common = Store(folder), method_spec.settings(settings)
     groups = comparable_groups(store.records())
+    outcomes = Outcomes(store)
     made: list[tuple[str, str, list[Sheet]]] = []
     no_analysis = ""
     named = names.strip() != "all"
     for experiment in get_experiments(names) if named else experiments().values():
+        if calibrate != "none" and experiment.columns not in ("tasks", "roles"):
+            continue
         selections = _selections(experiment, groups, common, keep_empty=named)
-        blocks = _sheets(experiment, selections, folder, store)
+        blocks = _sheets(experiment, selections, folder, store, outcomes, calibrate)
         if not blocks and experiment.vary is not None and named:
             raise UserError(
                 f"no complete cells of experiment {experiment.name} in {folder}: `icrbench run --experiment"
@@ -55,9 +63,10 @@ def write_tables(folder: Path, out: Path, names: str, settings: Sequence[str], *
                 raise UserError(no_analysis)
         if not blocks:
             continue
-        made.append((experiment.name, _title(experiment), blocks))
-        if compare and experiment.published and experiment.columns != "iclness":
-            beside = [block for selection in selections for block in comparison_sheets(selection, store)]
+        suffix = "" if calibrate == "none" else f"-{calibrate}"
+        made.append((experiment.name + suffix, _title(experiment), blocks))
+        if compare and calibrate == "none" and experiment.published and experiment.columns != "iclness":
+            beside = [block for selection in selections for block in comparison_sheets(selection, outcomes)]
             made.append((f"{experiment.name}-vs-paper", f"{_title(experiment)}, beside the paper", beside))
     if not made:
         raise UserError(f"no cell in {folder} belongs to a table: `icrbench run --experiment NAME` runs one.")
@@ -99,7 +108,14 @@ def _no_analysis(folder: Path) -> str:
     return f"no analysis of tokens in {folder / 'analysis'}: `{command}`, with the run's other options, makes it."
 
 
-def _sheets(experiment: Experiment, selections: Sequence[Selection], folder: Path, store: Store) -> list[Sheet]:
+def _sheets(
+    experiment: Experiment,
+    selections: Sequence[Selection],
+    folder: Path,
+    store: Store,
+    outcomes: Outcomes,
+    calibrate: Calibration,
+) -> list[Sheet]:
     if experiment.columns == "iclness":
         return iclness_sheets(experiment, folder)
     if experiment.columns == "sensitivity":
@@ -108,4 +124,6 @@ def _sheets(experiment: Experiment, selections: Sequence[Selection], folder: Pat
         return [cost_sheet(selection) for selection in selections]
     if experiment.columns == "parameters":
         return [parameter_sheet(selection) for selection in selections]
-    return [accuracy_sheet(selection, store) for selection in selections]
+    if experiment.columns == "calibration":
+        return [sheet for selection in selections for sheet in calibration_sheets(selection, outcomes)]
+    return [accuracy_sheet(selection, outcomes, calibrate) for selection in selections]

@@ -1,5 +1,6 @@
 """Tables of accuracies: a row an experiment's row, a column a task or an average."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from icrbench import method_spec
@@ -7,25 +8,34 @@ from icrbench.data.find_tasks import get_tasks
 from icrbench.experiments import Experiment
 from icrbench.report.leaderboard import AVERAGE, PAPER, ROLES, Column, Row, Score, Table, accuracies
 from icrbench.report.notes import failures, notes
+from icrbench.report.outcomes import Calibration, Outcomes
 from icrbench.report.tables.selection import Selection, place, row_notes
 from icrbench.report.tables.sheet import Sheet
+from icrbench.report.text.control import beside, besides, calibrated_accuracies
 from icrbench.report.text.grid import Entry, Grid
 from icrbench.report.text.numbers import MISSING
 from icrbench.report.text.render import accuracy
-from icrbench.store.store import Store
 
 
-def accuracy_table(selection: Selection, store: Store) -> Table:
+def accuracy_table(selection: Selection, outcomes: Outcomes, calibrate: Calibration = "none") -> Table:
     """Scores of the rows, in the experiment's order; a row without records is there and has none."""
     columns = _columns(selection.experiment)
-    rows = accuracies(selection.group, store, columns)
-    none = {column.name: Score("missing") for column in columns}
+    rows = accuracies(selection.group, outcomes, columns, calibrate)
     own = {label for _, label in selection.rows}
     records = tuple((label, record) for label, record in selection.group.records if label in own)
     return Table(
         replace(selection.group, records=records),
         columns,
-        tuple(rows.get(label) or Row(label, method_spec.split(label)[0], 0, none, None) for _, label in selection.rows),
+        every_row(selection, rows, columns),
+        calibrate,
+    )
+
+
+def every_row(selection: Selection, rows: Mapping[str, Row], columns: Sequence[Column]) -> tuple[Row, ...]:
+    """The rows of an experiment in its order; one without records has no score."""
+    none = {column.name: Score("missing") for column in columns}
+    return tuple(
+        rows.get(label) or Row(label, method_spec.split(label)[0], 0, none, None) for _, label in selection.rows
     )
 
 
@@ -39,29 +49,38 @@ def _columns(experiment: Experiment) -> tuple[Column, ...]:
     return (*(Column(name, tasks[name].title, (name,), False) for name in order), average)
 
 
-def accuracy_sheet(selection: Selection, store: Store) -> Sheet:
-    """A block with accuracies."""
-    table = accuracy_table(selection, store)
+def accuracy_sheet(selection: Selection, outcomes: Outcomes, calibrate: Calibration = "none") -> Sheet:
+    """A block with accuracies; beside the raw average stand the calibrated ones, where there are any."""
+    table = accuracy_table(selection, outcomes, calibrate)
+    if calibrate == "none":
+        kinds = outcomes.kinds(record for _, record in table.group.records)
+        table = replace(table, calibrated={kind: accuracy_table(selection, outcomes, kind) for kind in kinds})
     numbers = failures(table)
     titles = [column.title if column.is_average else column.name for column in table.columns]
     grid = Grid(
         selection.experiment.title,
-        ("method", *titles, "Collapse"),
+        ("method", *titles, *besides(table), "Collapse"),
         tuple(
             (
                 Entry(selection.name(row, label)),
                 *(Entry(_entry(found, column, numbers), table.rank(column.name, found)) for column in table.columns),
+                *beside(table, found),
                 Entry("" if found.collapse is None else str(found.collapse)),
             )
             for (row, label), found in zip(selection.rows, table.rows, strict=True)
         ),
     )
     lines = tuple(
-        {**place(selection, row, label), **_score(found, column)}
+        {
+            **place(selection, row, label),
+            "calibrate": calibrate,
+            **_score(found, column),
+            **calibrated_accuracies(table, found, column),
+        }
         for (row, label), found in zip(selection.rows, table.rows, strict=True)
         for column in table.columns
     )
-    return Sheet(selection.group.title, grid, tuple(_notes(selection, table)), tuple(table.group.origin), lines)
+    return Sheet(table.title, grid, tuple(_notes(selection, table)), tuple(table.group.origin), lines)
 
 
 def _entry(row: Row, column: Column, numbers: dict[str, int]) -> str:

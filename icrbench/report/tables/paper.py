@@ -8,6 +8,7 @@ from icrbench import method_spec
 from icrbench.experiments import ExperimentRow
 from icrbench.report.costs import spread
 from icrbench.report.leaderboard import AVERAGE, Column, Row
+from icrbench.report.outcomes import Outcomes
 from icrbench.report.published import (
     SOURCE,
     WITH_ZERO_SHOT,
@@ -25,7 +26,6 @@ from icrbench.report.tables.selection import Selection, place
 from icrbench.report.tables.sheet import Sheet
 from icrbench.report.text.grid import Entry, Grid
 from icrbench.report.text.numbers import MISSING
-from icrbench.store.store import Store
 
 _FLAG = " †"
 _HOURS = "V100 GPU hours, extraction plus training; baselines averaged per task"
@@ -33,7 +33,7 @@ _FORMULA = "M demonstration tokens, d hidden size, L layers, r rank"
 _PROTOCOL = "500 test rows a task (all, where there are fewer), three seeds"
 
 
-def comparison_sheets(selection: Selection, store: Store) -> list[Sheet]:
+def comparison_sheets(selection: Selection, outcomes: Outcomes) -> list[Sheet]:
     """One block for each of the paper's models; for ours alone where the paper has it."""
     experiment = selection.experiment
     if experiment.columns == "cost":
@@ -42,7 +42,7 @@ def comparison_sheets(selection: Selection, store: Store) -> list[Sheet]:
         return [_parameter_sheet(selection)]
     models = list(dict.fromkeys(row.model for row in published() if row.table in experiment.published))
     ours = our_model(selection)
-    return [_accuracy_sheet(selection, store, model) for model in ([ours] if ours in models else models)]
+    return [_accuracy_sheet(selection, outcomes, model) for model in ([ours] if ours in models else models)]
 
 
 def our_model(selection: Selection) -> str | None:
@@ -52,8 +52,8 @@ def our_model(selection: Selection) -> str | None:
     return published_model(selection.group.model, str(identity.get("location", "")))
 
 
-def _accuracy_sheet(selection: Selection, store: Store, model: str) -> Sheet:
-    table = accuracy_table(selection, store)
+def _accuracy_sheet(selection: Selection, outcomes: Outcomes, model: str) -> Sheet:
+    table = accuracy_table(selection, outcomes)
     theirs = [_published(selection, row, model) for row, _ in selection.rows]
     flags = [flag for flag in disagreements() if flag.row in theirs]
     names = [*(column.name for column in table.columns), "collapse"]

@@ -1,8 +1,8 @@
 """A leaderboard as Markdown, LaTeX (booktabs), CSV, or on the terminal.
 
-Each table is shown as three grids, so that none is wider than a page: averages with the comparison to
-zero-shot, accuracy by task, and the 95 % intervals; in Markdown a fourth says what the methods cost. The
-renderers only differ in how they write a grid.
+Each table is shown as several grids, so that none is wider than a page: averages with the comparison to
+zero-shot, the comparison to calibrated zero-shot where there are priors, accuracy by task, and the 95 % intervals;
+in Markdown a last one says what the methods cost. The renderers only differ in how they write a grid.
 """
 
 import io
@@ -14,12 +14,22 @@ from dataclasses import replace
 from tabulate import tabulate
 
 from icrbench.report.costs import COST_NOTE, COSTS, cached, cost_text, costs, spread
-from icrbench.report.leaderboard import AVERAGE, Change, Column, Row, Score, Table
+from icrbench.report.leaderboard import AVERAGE, Column, Row, Score, Table
+from icrbench.report.metrics import METRICS
 from icrbench.report.notes import failures, notes
+from icrbench.report.text.control import (
+    beside,
+    besides,
+    calibrated_numbers,
+    control_grid,
+    control_notes,
+    controlled,
+    versus,
+)
 from icrbench.report.text.grid import Entry, Grid, blocks
 from icrbench.report.text.latex import PREAMBLE, escape_latex, floats, latex_comment, latex_sentence
 from icrbench.report.text.names import display_name
-from icrbench.report.text.numbers import MISSING, probability, signed, signed_interval
+from icrbench.report.text.numbers import MISSING
 
 TERMINAL = 110  # characters of a line
 _BOLD = "\033[1m{}\033[0m"
@@ -28,6 +38,8 @@ _TERMINAL = ("{}", _BOLD, "\033[4m{}\033[0m")
 
 def grids(table: Table) -> list[Grid]:
     """The views of a table, the same for every output; a fourth where answers are written."""
+    if table.metric != "accuracy":
+        return _metric_grids(table)
     tasks = [column for column in table.columns if not column.is_average]
     averages = [column for column in table.columns if column.is_average]
     numbers = failures(table)
@@ -36,9 +48,10 @@ def grids(table: Table) -> list[Grid]:
         (
             Entry(row.name),
             *(Entry(accuracy(row, column, numbers), table.rank(column.name, row)) for column in averages),
+            *beside(table, row),
             Entry("" if row.collapse is None else str(row.collapse)),
-            Entry(_versus(row.scores[AVERAGE])),
-            *(Entry(_versus(row.change)) for _ in plain),
+            Entry(versus(row.scores[AVERAGE])),
+            *(Entry(versus(row.change)) for _ in plain),
         )
         for row in table.rows
     )
@@ -60,7 +73,8 @@ def grids(table: Table) -> list[Grid]:
     measured = "Exact match" if table.group.written else "Accuracy"
     against = [f"vs {display_name(label)} [95 %] p" for label in ("zero-shot", *plain)]
     return [
-        Grid("Averages", ("method", *(c.title for c in averages), "Collapse", *against), summary),
+        Grid("Averages", ("method", *(c.title for c in averages), *besides(table), "Collapse", *against), summary),
+        *(control_grid(table, other) for other in controlled(table)),
         Grid(f"{measured} by task", ("method", *names), by_task),
         *([_f1_grid(table)] if table.group.written else []),
         Grid("95 % intervals", ("method", *names, "Average"), intervals),
@@ -76,6 +90,32 @@ def _f1_grid(table: Table) -> Grid:
 
 def _f1(score: Score) -> Entry:
     return Entry("" if score.f1 is None else f"{100 * score.f1:.1f}")
+
+
+def _metric_grids(table: Table) -> list[Grid]:
+    """Averages and tasks of a table in another metric than accuracy."""
+    title, numbers = METRICS[table.metric].title, failures(table)
+    averages = [column for column in table.columns if column.is_average]
+    tasks = [column for column in table.columns if not column.is_average]
+    return [
+        Grid(
+            name,
+            ("method", *(column.title if column.is_average else column.name for column in columns)),
+            tuple(
+                (
+                    Entry(row.name),
+                    *(Entry(accuracy(row, column, numbers), table.rank(column.name, row)) for column in columns),
+                )
+                for row in table.rows
+            ),
+        )
+        for name, columns in ((f"{title}, averages", averages), (f"{title} by task", tasks))
+    ]
+
+
+def every_note(table: Table) -> list[str]:
+    """The footnotes of a table and of the grids that are shown of it."""
+    return [*notes(table), *control_notes(table)]
 
 
 def cost_grid(table: Table) -> Grid:
@@ -101,10 +141,11 @@ def markdown(tables: Sequence[Table]) -> str:
     """All tables as GitHub Markdown."""
     parts = ["# Leaderboard"]
     for table in tables:
-        parts.append(f"## {escape_markdown(table.group.title)}")
-        for grid in [*grids(table), cost_grid(table)]:
+        parts.append(f"## {escape_markdown(table.title)}")
+        plain = table.metric == "accuracy" and table.calibrate == "none"
+        for grid in [*grids(table), *([cost_grid(table)] if plain else [])]:
             parts += [f"### {grid.title}", markdown_grid(grid)]
-        parts += markdown_notes([*notes(table), COST_NOTE], table.group.origin)
+        parts += markdown_notes([*every_note(table), *([COST_NOTE] if plain else [])], table.group.origin)
     return "\n\n".join(parts) + "\n"
 
 
@@ -112,12 +153,12 @@ def latex(tables: Sequence[Table]) -> str:
     r"""All tables as LaTeX floats, each followed by its notes; the document needs ``\usepackage{booktabs}``."""
     parts = [PREAMBLE]
     for table in tables:
-        parts.append(latex_comment(table.group.title))
+        parts.append(latex_comment(table.title))
         parts += [latex_comment(f"{name}: {value}") for name, value in table.group.origin]
         for grid in grids(table):
-            parts += floats(grid, f"{escape_latex(table.group.title)}. {escape_latex(grid.title)}")
-        words = " ".join(map(latex_sentence, notes(table)))
-        parts += [rf"{{\scriptsize\sloppy\noindent {escape_latex(table.group.title)}. {words}\par}}", ""]
+            parts += floats(grid, f"{escape_latex(table.title)}. {escape_latex(grid.title)}")
+        words = " ".join(map(latex_sentence, every_note(table)))
+        parts += [rf"{{\scriptsize\sloppy\noindent {escape_latex(table.title)}. {words}\par}}", ""]
     return "\n".join(parts)
 
 
@@ -126,11 +167,12 @@ def csv(tables: Sequence[Table]) -> str:
     rows = [
         {
             **table.group.place(),
+            "calibrate": table.calibrate,
             "method": row.label,
             "explicit": row.explicit,
             "column": column.name,
             "is_average": column.is_average,
-            **_numbers(row, column),
+            **_numbers(table, row, column),
         }
         for table in tables
         for row in table.rows
@@ -158,10 +200,10 @@ def terminal(tables: Sequence[Table]) -> str:
     """Averages, accuracies and footnotes with the marks of a terminal."""
     parts = []
     for table in tables:
-        *shown, _ = grids(table)
-        parts.append(terminal_title(table.group.title))
+        shown = [grid for grid in grids(table) if not grid.title.startswith("95 %")]
+        parts.append(terminal_title(table.title))
         parts += [terminal_grid(part) for grid in shown for part in blocks(grid, TERMINAL)]
-        parts.append(terminal_notes(notes(table)))
+        parts.append(terminal_notes(every_note(table)))
     return "\n\n".join(parts) + "\n"
 
 
@@ -177,26 +219,19 @@ def accuracy(row: Row, column: Column, numbers: dict[str, int]) -> str:
     return f"{100 * score.mean:.1f}{spread}{part}"
 
 
-def _versus(compared: Score | Change | None) -> str:
-    if compared is None or compared.versus is None or compared.p_holm is None:
-        return ""
-    versus = compared.versus
-    return f"{signed(versus.difference)} {signed_interval(versus.interval)} {probability(compared.p_holm)}"
-
-
 def _interval(score: Score) -> str:
     if score.interval is None:
         return ""
     return f"{100 * score.interval.low:.1f}–{100 * score.interval.high:.1f}"
 
 
-def _numbers(row: Row, column: Column) -> dict[str, object]:
+def _numbers(table: Table, row: Row, column: Column) -> dict[str, object]:
     score = row.scores[column.name]
-    versus = score.versus
+    versus_zero = score.versus
     change = row.change if column.name == AVERAGE else None
     return {
         "status": score.status,
-        "accuracy": score.mean,
+        table.metric: score.mean,
         "f1": score.f1,
         "std": score.std,
         "ci_low": score.interval.low if score.interval else None,
@@ -206,17 +241,18 @@ def _numbers(row: Row, column: Column) -> dict[str, object]:
         "seeds": score.seeds or None,
         "row_seeds": row.seeds,
         "test_rows": score.rows,
-        "vs_zero_shot": versus.difference if versus else None,
-        "vs_low": versus.interval.low if versus else None,
-        "vs_high": versus.interval.high if versus else None,
-        "test": versus.test if versus else None,
-        "p": versus.p if versus else None,
+        "vs_zero_shot": versus_zero.difference if versus_zero else None,
+        "vs_low": versus_zero.interval.low if versus_zero else None,
+        "vs_high": versus_zero.interval.high if versus_zero else None,
+        "test": versus_zero.test if versus_zero else None,
+        "p": versus_zero.p if versus_zero else None,
         "p_holm": score.p_holm,
         "vs_plain": change.versus.difference if change else None,
         "vs_plain_low": change.versus.interval.low if change else None,
         "vs_plain_high": change.versus.interval.high if change else None,
         "vs_plain_p_holm": change.p_holm if change else None,
         "collapse": row.collapse if column.name == AVERAGE else None,
+        **calibrated_numbers(table, row, column),
         "error": " | ".join(score.errors) or None,
     }
 
