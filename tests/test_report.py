@@ -306,7 +306,7 @@ def test_a_method_with_less_than_its_paper_gives_it_is_named_below_the_table(sto
     text = markdown([only(store)])
     assert escape_markdown(note) in text
     assert "Fit, steps" in text
-    details = {row["label"]: row["detail"] for row in table_data(only(store))["rows"]}
+    details = {row["label"]: row["detail"] for row in table_data(only(store), metrics=False)["rows"]}
     assert ("Training", "50 steps on 200 examples") in details["live"]["facts"]
     assert ("Below the published budget", "batch_size 4 of 8, most_steps 50 of no limit") in details["live"]["facts"]
     assert not {"Training", "Below the published budget"} & {name for name, _ in details["zero_shot"]["facts"]}
