@@ -90,7 +90,7 @@ class Fitted:
         return sum(tensor.numel() for tensor in self.tensors.values())
 
     def parameters_by_formula(self, dims: Dimensions) -> int:
-        """The value of ``formula`` for a model: what the count has to come to."""
+        """Return the value of ``formula`` for a model: what the count has to come to."""
         return 0
 
     def prefix(self, task: Task, query: Example) -> Sequence[str]:
@@ -98,7 +98,7 @@ class Fitted:
         return ()
 
     def intervene(self, backbone: Backbone, batch: Batch) -> AbstractContextManager[None]:
-        """The method itself: a context inside which forward passes of ``batch`` (and its decoding) are changed."""
+        """Change forward passes of ``batch`` and its decoding within a context: the method itself."""
         return nullcontext()
 
     def logits(self, backbone: Backbone, states: Tensor, token_ids: Tensor | None = None) -> Tensor:
@@ -176,7 +176,7 @@ class Method(ABC):
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def below_published(self) -> dict[str, tuple[float | None, float | None]]:
-        """The parts of ``budget`` that are below their defaults: the value and the default; None is no limit."""
+        """Return the parts of ``budget`` that are below their defaults: the value and the default; None is no limit."""
         found = {name: (getattr(self, name), getattr(type(self), name)) for name in self.budget}
         return {name: pair for name, pair in found.items() if _limit(pair[0]) < _limit(pair[1])}
 

@@ -12,7 +12,7 @@ GROUP = "icrbench.methods"
 
 
 def split(spec: str) -> tuple[str, dict[str, str]]:
-    """A method's name and the hyperparameters asked for, as text.
+    """Return a method's name and the hyperparameters asked for, as text.
 
     Raises:
         UserError: if a part is not ``hyperparameter=value``, or sets a hyperparameter a second time.
@@ -25,7 +25,7 @@ def split(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def label(name: str, asked: Mapping[str, str]) -> str:
-    """What a table calls a method: its name and everything asked for, sorted."""
+    """Return what a table calls a method: its name and everything asked for, sorted."""
     return ":".join([name, *(f"{key}={value}" for key, value in sorted(asked.items()))])
 
 
@@ -60,7 +60,7 @@ def _pair(text: str, where: str) -> tuple[str, str]:
 
 
 def declared_names(extra_dir: Path | None = None) -> list[str]:
-    """The names that files of methods register, read from their text: importing them would import torch.
+    """Return the names that files of methods register, read from their text: importing them would import torch.
 
     Args:
         extra_dir: a folder of the user's, beside ``methods/``.

@@ -11,7 +11,7 @@ from icrbench.util.errors import UserError, unknown
 
 
 def known_models() -> dict[str, dict[str, Any]]:
-    """The entries of ``models.yaml``."""
+    """Return the entries of ``models.yaml``."""
     entries: dict[str, dict[str, Any]] = yaml.safe_load(files(__package__).joinpath("models.yaml").read_text("utf-8"))
     return entries
 
@@ -43,7 +43,7 @@ def name_and_revision(spec: str) -> tuple[str, str]:
 
 
 def path_of(name: str) -> Path:
-    """A path as the user may write it."""
+    """Return a path as the user may write it."""
     try:
         return Path(name).expanduser()
     except RuntimeError:  # the home of nobody
@@ -51,7 +51,7 @@ def path_of(name: str) -> Path:
 
 
 def local_source(spec: str) -> Path | None:
-    """The folder of a converted or local model, if there is one already; loads and converts nothing."""
+    """Return the folder of a converted or local model, if there is one already; loads and converts nothing."""
     converted = sorted((cache_folder() / "models").glob(f"{Path(spec).stem}-{'[0-9a-f]' * 16}"))
     if "gguf" in known_models().get(spec, {}) or spec.endswith(".gguf"):
         return converted[0] if converted else None

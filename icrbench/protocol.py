@@ -57,7 +57,7 @@ class Datasets:
         return subsample(self.data[task].test, self._rules.limit, "limit", task)
 
     def for_fit(self, method: Method, task: str | None) -> FitData:
-        """What ``fit`` may see.
+        """Return what ``fit`` may see.
 
         Args:
             method: the method.
@@ -70,12 +70,12 @@ class Datasets:
         return not method.own_rows or self.target(method, task) is not None
 
     def target(self, method: Method, task: str | None) -> str | None:
-        """The task whose own train split a fit sees; None for fits on the in-domain tasks, which many tasks share."""
+        """Return the task whose own train split a fit sees; None for fits on the in-domain tasks, shared by many."""
         pools = self.pools(method, task)
         return task if method.scope is Scope.TASK and task in pools else None
 
     def pools(self, method: Method, task: str | None) -> Mapping[str, Pool]:
-        """The train pools of a fit."""
+        """Return the train pools of a fit."""
         if method.scope is Scope.NONE:
             return {}
         mine = method.scope is Scope.TASK and task is not None
@@ -86,7 +86,7 @@ class Datasets:
         return {name: self._pools[name] for name in names}
 
     def inputs(self, task: str) -> tuple[Example, ...] | None:
-        """The inputs of a task's own train split, without their labels; None where the protocol gives a task none."""
+        """Return the inputs of a task's own train split, without labels; None where the protocol gives none."""
         if self._own_rows(task):
             return tuple(replace(example, label=NO_LABEL) for example in self._pools[task].train)
         return None
@@ -136,7 +136,7 @@ def _is_there(task: Task, source: Source) -> bool:
 def needed_domains(
     known: Iterable[Task], tasks: Iterable[Task], methods: Iterable[Method], protocol: Protocol
 ) -> list[Task]:
-    """The in-domain tasks whose train pools some method of a run will ask for."""
+    """Return the in-domain tasks whose train pools some method of a run will ask for."""
     scopes = {method.scope for method in methods}
     out_of_domain = any(task.role != "id" for task in tasks)
     wanted = Scope.UNIVERSAL in scopes or (Scope.TASK in scopes and protocol == "paper" and out_of_domain)

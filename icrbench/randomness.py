@@ -28,24 +28,24 @@ class Randomness:
     order: int = 0
 
     def number(self, *purpose: str) -> int:
-        """A 63-bit integer for a purpose."""
+        """Return a 63-bit integer for a purpose."""
         digest = hashlib.sha256("/".join([str(self.seed), *purpose]).encode()).digest()
         return int.from_bytes(digest[:8], "big") >> 1
 
     def python(self, *purpose: str) -> random.Random:
-        """A fresh standard-library generator for a purpose."""
+        """Make a fresh standard-library generator for a purpose."""
         return random.Random(self.number(*purpose))
 
     def torch(self, *purpose: str) -> torch.Generator:
-        """A fresh CPU torch generator for a purpose."""
+        """Make a fresh CPU torch generator for a purpose."""
         return torch.Generator().manual_seed(self.number(*purpose))
 
     def demonstrations(self, *purpose: str) -> random.Random:
-        """A fresh generator to draw demonstrations with, another one for every ``draw``."""
+        """Return a fresh generator to draw demonstrations with, another one for every ``draw``."""
         return self.python(*purpose, *([f"draw {self.draw}"] if self.draw else []))
 
     def ordered(self, demonstrations: Sequence[Shown]) -> list[Shown]:
-        """The demonstrations in the cell's order: the same permutation of any as many."""
+        """Return the demonstrations in the cell's order: the same permutation of any as many."""
         if not self.order:
             return list(demonstrations)
         return self.python("order", str(self.order)).sample(list(demonstrations), len(demonstrations))

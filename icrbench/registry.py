@@ -31,7 +31,7 @@ def methods() -> dict[str, type[Method]]:
 
 
 def make_method(name: str, overrides: Mapping[str, Any]) -> Method:
-    """A method with some hyperparameters overridden; strings are converted to the declared types.
+    """Make a method with some hyperparameters overridden; strings are converted to the declared types.
 
     Raises:
         UserError: for an unknown method, an unknown hyperparameter or a value of the wrong type.
@@ -51,7 +51,7 @@ def make_method(name: str, overrides: Mapping[str, Any]) -> Method:
 
 
 def _convert(what: str, value: Any, kind: Any) -> Any:
-    """A command-line or YAML value as the type a dataclass field declares."""
+    """Convert a command-line or YAML value to the type that a dataclass field declares."""
     choices = get_args(kind)
     if choices and all(isinstance(choice, str) for choice in choices):  # Literal of strings
         if value not in choices:

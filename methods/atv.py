@@ -47,7 +47,7 @@ class ATVFitted(Fitted):
         return dims.layers * dims.hidden * (self.tensors["weight"].shape[2] + 1)
 
     def vectors(self, texts: tuple[str, ...]) -> Tensor:
-        """What is added after each block, ``[B, L, d]``, for zero-shot prompt texts; differentiable."""
+        """Generate what is added after each block, ``[B, L, d]``, for zero-shot prompt texts; differentiable."""
         weight = self.tensors["weight"]
         embeddings = sentence_encoder(self.config["encoder"])(texts).to(weight.device)
         generated = torch.einsum("lds,bs->bld", weight, embeddings) + self.tensors["bias"]
@@ -130,7 +130,7 @@ class ATV(Trained):
         return fitted
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
-        """The training prompts, forward and backward, every epoch."""
+        """Count the training prompts, forward and backward, in every epoch."""
         names = [name for name in tokens if self.domains == "all" or name in self.domains.split("+")]
         asked = self.asked(self.train_per_domain * len(names))
         return COST_OF_TRAINING * asked * sum(tokens[name] for name in names) / len(names)

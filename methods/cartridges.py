@@ -31,7 +31,7 @@ class CartridgeFitted(PrefixFitted):
     formula: ClassVar[str] = "2pLGd_k"
 
     def virtual(self, backbone: Backbone) -> Virtual:
-        """The sink and the trained slots behind it."""
+        """Return the sink and the trained slots behind it."""
         trained = super().virtual(backbone)
         keys, values = (self.tensors[f"sink.{name}"].to(backbone.device) for name in ("keys", "values"))
         return replace(
@@ -97,13 +97,13 @@ class Cartridges(TrainedOnQueries):
         return self.train(backbone, initial, rates, lessons, Attempt.divergence, rng)
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
-        """The corpus and the queries once, then the queries, forward and backward, every epoch."""
+        """Return the corpus and the queries once, then the queries, forward and backward, every epoch."""
         shown = demonstration_tokens(self.per_class, self.per_task, tokens, classes)
         asked = self.queries * sum(tokens.values()) / len(tokens)
         return min(shown, self.context) + asked + super().fit_tokens(tokens, classes)
 
     def _initial(self, backbone: Backbone, corpus: Demonstrations) -> CartridgeFitted:
-        """The slots before training."""
+        """Return the slots before training."""
         count = min(self.tokens, len(corpus.tokens))
         with torch.no_grad():
             if self.init == "first":

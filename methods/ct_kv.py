@@ -73,7 +73,7 @@ class CTKV(TrainedOnDemonstrations):
         return self._tuned(backbone, virtual, questions, demonstrations.spans(backbone), rng)
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
-        """The demonstrations once, then asked, forward and backward, every epoch."""
+        """Return the demonstrations once, then asked, forward and backward, every epoch."""
         shown = demonstration_tokens(self.per_class, self.per_task, tokens, classes)
         return shown + super().fit_tokens(tokens, classes)
 

@@ -55,7 +55,7 @@ class ElicitFitted(Fitted):
         return int(entries * (blocks * dims.hidden + self.config["width"]))
 
     def found(self, text: str) -> Found | None:
-        """The entries for a query, most similar first, or None if none is similar enough."""
+        """Return the entries for a query, most similar first, or None if none is similar enough."""
         best: list[int] = self.config["best"]
         entries = list(range(len(best)))
         if "embeddings" in self.tensors:

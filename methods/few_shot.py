@@ -39,7 +39,7 @@ class FewShotFitted(Fitted):
         return cache_size(dims, int(self.config["tokens"]))
 
     def prefix(self, task: Task, query: Example) -> Sequence[str]:
-        """The demonstrations for a query, the most similar first (as KATE orders them)."""
+        """Return the demonstrations for a query, the most similar first (as KATE orders them)."""
         if "demonstrations" in self.config:
             texts: list[str] = self.config["demonstrations"]
             return texts
@@ -94,7 +94,7 @@ class FewShot(Method):
         return FewShotFitted({**config, **_sizes(backbone, tokens)}, {})
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
-        """The demonstrations themselves, computed once a task."""
+        """Return the demonstrations themselves, computed once a task."""
         return demonstration_tokens(self.per_class, self.per_task, tokens, classes)
 
     def _retrieval(self, backbone: Backbone, rows: list[Labelled], count: int) -> FewShotFitted:

@@ -40,7 +40,7 @@ class FunctionVectorFitted(LayerVector):
     where: ClassVar[Where] = "predicting"
 
     def changed(self, states: Tensor, vector: Tensor) -> Tensor:
-        """The states with the vector added."""
+        """Add the vector to the states."""
         return states + vector
 
 
@@ -154,7 +154,7 @@ class FunctionVector(Method):
         return [drawn[row] for row in kept], outputs
 
     def _asked(self, episodes: Episodes, clean: Sequence[Episode], number: int) -> Episode:
-        """The query of a clean prompt after demonstrations of its own."""
+        """Return the query of a clean prompt after demonstrations of its own."""
         query = clean[number % len(clean)].query
         hidden = {query.example.content_hash}
         return Episode(episodes.demonstrations("effects", str(number), exclude=hidden), query)
@@ -168,7 +168,7 @@ class FunctionVector(Method):
 
 
 def contributions(backbone: Backbone, layer: int, outputs: Tensor) -> Tensor:
-    """What each head of a layer adds to the residual stream, ``[H, d]``, averaged over prompts.
+    """Compute what each head of a layer adds to the residual stream, ``[H, d]``, averaged over prompts.
 
     Over the heads they add up to what attention adds, less the output projection's bias.
 
@@ -189,7 +189,7 @@ def contributions(backbone: Backbone, layer: int, outputs: Tensor) -> Tensor:
 
 
 def _factors(norm: nn.Module, vectors: Tensor) -> Tensor:
-    """What a norm multiplies the entries of each vector ``[N, d]`` with: its weight over the root mean square."""
+    """Return the factor of a norm on the entries of each vector ``[N, d]``: its weight over the root mean square."""
     device = next(norm.parameters()).device
     weight = norm(torch.ones(1, vectors.shape[1], device=device)).cpu()  # ones have a root mean square of one
     normed = norm(vectors.to(device)).cpu()
@@ -222,7 +222,7 @@ def indirect_effects(backbone: Backbone, questions: Sequence[Question], means: T
 
 
 def _replaced(part: LastTokens, layer: int, head: int, mean: Tensor) -> Tensor:
-    """Final states ``[B, d]`` with a head of a layer putting out its mean ``[d_k]`` at the last token."""
+    """Compute final states ``[B, d]`` while a head of a layer puts out its mean ``[d_k]`` at the last token."""
     own = slice(head * len(mean), (head + 1) * len(mean))
 
     def put(outputs: Tensor) -> Tensor:
@@ -259,7 +259,7 @@ def _answered(backbone: Backbone, questions: Sequence[Question], states: Tensor)
 
 
 def _shuffled(episode: Episode, rng: Randomness, number: int) -> Episode:
-    """The episode with its demonstrations' labels permuted within each task; the query keeps its own."""
+    """Permute the labels of an episode's demonstrations within each task; the query keeps its own label."""
     shown = list(episode.demonstrations)
     for name in sorted({one.task.name for one in shown}):
         places = [place for place, one in enumerate(shown) if one.task.name == name]

@@ -28,7 +28,7 @@ class HiddenCalibrationFitted(ClassScores):
         return len(self.config["classes"])
 
     def class_scores(self, backbone: Backbone, states: Tensor) -> Tensor:
-        """The distances to the centroids, negative."""
+        """Return the distances to the centroids, negative."""
         centroids = self.tensors["centroids"].to(states.device)
         # Differences, not products: those of long states that are close to each other would cancel.
         distances: Tensor = torch.linalg.vector_norm(states.float()[:, None] - centroids, dim=-1)

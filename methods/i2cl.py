@@ -118,7 +118,7 @@ class I2CL(Method):
         return I2CLFitted(config, {"vectors": vectors, "coefficients": coefficients})
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
-        """The demonstrations once, then calibration forward and backward."""
+        """Count the demonstrations once, then calibration forward and backward."""
         shown = demonstration_tokens(self.per_class, self.per_task, tokens, classes)
         length = sum(tokens.values()) / len(tokens)
         return shown + 3 * self._steps(round(shown / length)) * self.batch_size * length
@@ -130,7 +130,7 @@ class I2CL(Method):
     def _calibrate(
         self, backbone: Backbone, questions: list[Question], vectors: Tensor, rng: Randomness
     ) -> tuple[Tensor, list[float]]:
-        """The trained coefficients, and the mean loss of each pass."""
+        """Train the coefficients; return them with the mean loss of each pass."""
         size = min(self.batch_size, len(questions))
         draw, noise = rng.python("calibration"), rng.torch("noise")
         vectors = vectors.to(backbone.device)

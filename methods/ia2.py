@@ -99,7 +99,7 @@ class IA2(TrainedOnDemonstrations):
         return by_accuracy(backbone, candidates, questions, last_token_only=False)
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
-        """A few-shot prompt a row, then the rows, forward and backward, every epoch of every stage and rate."""
+        """Return a few-shot prompt a row, then the rows, forward and backward, every epoch of every stage and rate."""
         shown = demonstration_tokens(self.per_class, self.per_task, tokens, classes)
         rows = shown * len(tokens) / sum(tokens.values())
         tried = 1 if self.learning_rate else len(RATES)
@@ -123,7 +123,7 @@ class IA2(TrainedOnDemonstrations):
         return LoRAFitted({**fitted.config, "loss": history}, fitted.tensors)
 
     def _objectives(self, sites: Sequence[Site]) -> list[tuple[Callable[[Attempt], Tensor], Sequence[Site]]]:
-        """The loss of each stage, and the sites that it reads."""
+        """Return the loss of each stage, and the sites that it reads."""
         tokens = _teacher_s_token if self.targets == "teacher" else Attempt.cross_entropy
 
         def both(attempt: Attempt) -> Tensor:
@@ -149,7 +149,7 @@ def _teacher_s_token(attempt: Attempt) -> Tensor:
 
 
 def _likely(backbone: Backbone, lessons: Sequence[Lesson], device: torch.device) -> Tensor:
-    """The teacher's most likely token a lesson, ``[N]``."""
+    """Return the teacher's most likely token a lesson, ``[N]``."""
     with torch.no_grad():
         states = torch.stack([lesson.taught for lesson in lessons]).to(device)
         return backbone.logits(states).argmax(-1).to(device)

@@ -118,7 +118,7 @@ class ICV(Method):
 
 
 def states(backbone: Backbone, texts: list[str]) -> Tensor:
-    """The residual stream at the last token of texts, ``[N, L + 1, d]``: embeddings first, then after every block."""
+    """Read the residual stream at the last token of texts, ``[N, L + 1, d]``: embeddings, then every block."""
     blocks = [Site("block", layer) for layer in range(backbone.dims.layers)]
     branches = [Site("attention", 0), Site("mlp", 0)]
     found = text_end_vectors(backbone, texts, [*blocks, *branches])
@@ -128,7 +128,7 @@ def states(backbone: Backbone, texts: list[str]) -> Tensor:
 
 
 def shift(differences: Tensor, direction: Direction) -> Tensor:
-    """The vectors ``[L, d]`` of pairs' differences ``[N, L + 1, d]``, whose first, of the embeddings, is left out."""
+    """Compute the vectors ``[L, d]`` of pairs' differences ``[N, L + 1, d]``; the embeddings' is left out."""
     flat = differences.flatten(1).double()
     mean = flat.mean(0)
     left, _, right = torch.linalg.svd(flat - mean, full_matrices=False)

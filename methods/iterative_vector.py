@@ -55,7 +55,7 @@ class IterativeVectorFitted(Fitted):
         return (len(self.config["classes"]) + 1) * dims.hidden * dims.layers
 
     def prefix(self, task: Task, query: Example) -> Sequence[str]:
-        """The demonstrations of the few-shot variant, the same for every query."""
+        """Return the demonstrations of the few-shot variant, the same for every query."""
         return [text for text, _, _ in self.config["demonstrations"]]
 
     def intervene(self, backbone: Backbone, batch: Batch) -> AbstractContextManager[None]:
@@ -163,7 +163,7 @@ class IterativeVector(Method):
         return self.episodes * (shown + 2 * query) + self.held_out * held_out
 
     def _extracted(self, backbone: Backbone, episodes: Sequence[Episode], classes: Sequence[str]) -> Tensor:
-        """The vectors of query and classes, ``[C+1, L, d]``; zero for a class that no episode shows."""
+        """Return the vectors of query and classes, ``[C+1, L, d]``; zero for a class that no episode shows."""
         questions, dims = Questions(backbone), backbone.dims
         sites = [Site("attention", layer) for layer in range(dims.layers)]
         alone = last_token_vectors(backbone, questions.zero_shot(episode.query for episode in episodes), sites)

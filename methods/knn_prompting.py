@@ -32,7 +32,7 @@ class KNNPromptingFitted(ClassScores):
         return len(self.config["labels"])
 
     def class_scores(self, backbone: Backbone, states: Tensor) -> Tensor:
-        """The votes of the nearest anchors."""
+        """Return the votes of the nearest anchors."""
         queries = backbone.logits(states).log_softmax(-1)
         distances = torch.cat([divergences(anchors, queries) for anchors in self._distributions(backbone)], 1)
         return votes(distances, self.config["labels"], self.config["neighbours"], len(self.config["classes"]))

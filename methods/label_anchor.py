@@ -60,7 +60,7 @@ class LabelAnchorFitted(Fitted):
                 yield
 
     def _reweighted(self, virtual: Virtual, layer: int, heads: HeadOutputs, seen: Tensor, scale: float) -> Tensor:
-        """The heads' outputs with the share ``p`` of each label's value made ``exp(beta) p``, the others left."""
+        """Multiply the share ``p`` of each label's value in the heads' outputs by ``exp(beta)``; other shares stay."""
         labels, outputs = self.config["labels"], heads.outputs
         group = outputs.shape[2] // virtual.keys.shape[1]
         keys, values = (
@@ -147,7 +147,7 @@ class LabelAnchor(Trained):
         return self.train(backbone, fitted, {"beta": self.learning_rate}, lessons, _over_options, rng)
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
-        """The demonstrations once; in mode ``reweight`` also its rows, forward and backward, every epoch."""
+        """Count the demonstrations once; in mode ``reweight`` also the rows, forward and backward, in every epoch."""
         shown = demonstration_tokens(self.per_class, self.per_task, tokens, classes)
         if self.mode == "compress":
             return shown

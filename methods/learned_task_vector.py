@@ -42,7 +42,7 @@ class LearnedTaskVectorFitted(LayerVector):
         return self.where == "last"
 
     def changed(self, states: Tensor, vector: Tensor) -> Tensor:
-        """The sum."""
+        """Return the sum."""
         return states + vector
 
 
@@ -118,7 +118,7 @@ class LearnedTaskVector(TrainedOnDemonstrations):
         return chosen
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
-        """The rows twice, the held-out prompts, and for each block and epoch the rows' last tokens (or all)."""
+        """Count the rows twice, the held-out prompts, and for each block and epoch the rows' last tokens (or all)."""
         shown = demonstration_tokens(self.per_class, self.per_task, tokens, classes)
         length = sum(tokens.values()) / len(tokens)
         tried = 1 if self.layer is not None else -(-USUAL_BLOCKS // self.every)

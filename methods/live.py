@@ -85,7 +85,7 @@ class LIVE(Distilled):
         return self.train(backbone, LIVEFitted({"point": self.point}, initial), rates, lessons, self.objective, rng)
 
     def objective(self, attempt: Attempt) -> Tensor:
-        """The loss of a minibatch."""
+        """Compute the loss of a minibatch."""
         return attempt.divergence() + self.w_answer * attempt.cross_entropy()
 
 

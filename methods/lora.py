@@ -85,7 +85,7 @@ class LoRA(TrainedOnDemonstrations):
         return self._chosen(backbone, candidates, questions.zero_shot(episodes.held_out))
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
-        """The rows, forward and backward, every epoch, for every learning rate tried."""
+        """Count the rows, forward and backward, in every epoch and for every learning rate tried."""
         tried = 1 if self.learning_rate else len(RATES)
         return tried * super().fit_tokens(tokens, classes)
 

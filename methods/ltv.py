@@ -119,12 +119,12 @@ class LTV(Method):
         return LTVFitted(config, {"matrix": ridge_map(states, shifts, self.ridge).float()})
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
-        """The demonstrations once, and every query twice."""
+        """Count the demonstrations once, and every query twice."""
         return (self.shots + 2 * self.queries) * sum(tokens.values()) / len(tokens)
 
 
 def ridge_map(inputs: Tensor, outputs: Tensor, ridge: float) -> Tensor:
-    """The map ``W`` ``[d, d]`` that minimises ``sum_i ||y_i - W x_i||^2 + ridge * ||W||^2``, for rows ``[N, d]``."""
+    """Fit the map ``W`` ``[d, d]`` minimising ``sum_i ||y_i - W x_i||^2 + ridge * ||W||^2``, for rows ``[N, d]``."""
     between = inputs @ inputs.T + ridge * torch.eye(len(inputs), dtype=inputs.dtype)
     weights: Tensor = torch.linalg.solve(between, inputs)
     return outputs.T @ weights

@@ -88,7 +88,7 @@ class M2IV(Distilled):
         )
 
     def objective(self, attempt: Attempt) -> Tensor:
-        """The loss of a minibatch."""
+        """Compute the loss of a minibatch."""
         loss = attempt.divergence() + self.w_answer * attempt.cross_entropy()
         if not self.w_synergy:
             return loss

@@ -100,5 +100,5 @@ class MimIC(Distilled):
         return self.train(backbone, MimICFitted({}, initial), rates, lessons, self.objective, rng, sites)
 
     def objective(self, attempt: Attempt) -> Tensor:
-        """The loss of a minibatch."""
+        """Compute the loss of a minibatch."""
         return self.w_distance * attempt.distance() + self.w_answer * attempt.cross_entropy()

@@ -132,7 +132,7 @@ class ReFT(TrainedOnDemonstrations):
         return train_on_answers(backbone, initial, rates, own, self.schedule(len(own)), rng, f"training {self.name}")
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
-        """The rows, forward and backward, every epoch: their last tokens alone, where nothing else is edited."""
+        """Return the rows, forward and backward, every epoch: their last tokens alone, where nothing else is edited."""
         if self.positions != "l1":
             return super().fit_tokens(tokens, classes)
         shown = demonstration_tokens(self.per_class, self.per_task, tokens, classes)

@@ -166,7 +166,7 @@ def strongest(scores: Tensor, count: int) -> list[tuple[int, int]]:
 
 
 def _answers(rows: list[Labelled], rng: Randomness) -> tuple[list[str], list[str]]:
-    """The rows' right answers, and a wrong one each."""
+    """Return the rows' right answers, and a wrong one each."""
     draw = rng.python("wrong-answers")
     right = [row.task.answer(row.example) for row in rows]
     wrong = []

@@ -35,7 +35,7 @@ class SoftPromptFitted(Fitted):
 
     @contextmanager
     def intervene(self, backbone: Backbone, batch: Batch) -> Iterator[None]:
-        """Let every token see the virtual ones; its own place is as much further on."""
+        """Let every token see the virtual ones; its own position is moved on by as many."""
         with attending(backbone, batch, self._virtual(backbone)):
             yield
 

@@ -109,7 +109,7 @@ class StateVector(Method):
         return by_layer(self, self.layer, backbone, candidates, Questions(backbone).zero_shot(episodes.held_out))
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
-        """The prompt and the held-out ones; the passes over single tokens are left out."""
+        """Return the prompt and the held-out ones; the passes over single tokens are left out."""
         return (self.shots + 1 + self.held_out) * sum(tokens.values()) / len(tokens)
 
     def _vectors(self, states: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def inner(states: Tensor) -> Tensor:
 
 
 def momentum(states: Tensor, rate: float) -> Tensor:
-    """The mean of the last states, moved on by ``rate`` times the weighted mean of the steps before it."""
+    """Return the mean of the last states, moved on by ``rate`` times the weighted mean of the steps before it."""
     average = inner(states)
     path = torch.cat([states[:-1], average[None]])  # the query's own state is in the average alone
     steps = path.diff(dim=0)[-len(WEIGHTS) :]

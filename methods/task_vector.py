@@ -21,7 +21,7 @@ class TaskVectorFitted(LayerVector):
     """One vector and the block after which it takes the place of the last token's state."""
 
     def changed(self, states: Tensor, vector: Tensor) -> Tensor:
-        """The vector itself."""
+        """Return the vector itself."""
         return vector.expand_as(states)
 
 

@@ -61,11 +61,11 @@ class TTTFitted(LoRAFitted):
         return super().cached_parameters + int(self.config["prefix_parameters"])
 
     def parameters_by_formula(self, dims: Dimensions) -> int:
-        """That of the factors, and ``2 M L G d_k``, ``M`` being the demonstrations' tokens."""
+        """Return that of the factors, and ``2 M L G d_k``, ``M`` being the demonstrations' tokens."""
         return super().parameters_by_formula(dims) + cache_size(dims, int(self.config["tokens"]))
 
     def prefix(self, task: Task, query: Example) -> Sequence[str]:
-        """The demonstrations, the same for every query."""
+        """Return the demonstrations, the same for every query."""
         texts: list[str] = self.config["demonstrations"]
         return texts
 
@@ -152,7 +152,7 @@ class TTT(Method):
         return self._trained(backbone, TTTFitted(config, initial.tensors), sequences, rng)
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
-        """The orders, forward and backward, every epoch."""
+        """Return the orders, forward and backward, every epoch."""
         shown = demonstration_tokens(self.per_class, self.per_task, tokens, classes)
         return COST_OF_TRAINING * self.epochs * self.sequences * shown
 

@@ -18,7 +18,7 @@ from icrbench.runner.environment import machine
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """The options that all benchmarks have."""
+    """Return the options that all benchmarks have."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--model", default="gemma-270m")
     made.add_argument("--data-dir", type=Path, help="real data; without it the bundled rows are used, repeated")
@@ -27,17 +27,17 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def options(description: str | None) -> argparse.Namespace:
-    """The command line of a benchmark that has no others."""
+    """Return the command line of a benchmark that has no others."""
     return parser(description).parse_args()
 
 
 def backbone(asked: argparse.Namespace) -> Backbone:
-    """The model to measure on."""
+    """Return the model to measure on."""
     return load_backbone(asked.model)
 
 
 def rows(asked: argparse.Namespace, task: str, count: int) -> tuple[Pool, list[Example]]:
-    """A train pool and exactly ``count`` test rows of a task, repeating them if there are fewer."""
+    """Return a train pool and exactly ``count`` test rows of a task, repeating them if there are fewer."""
     source: Source = LocalDir(asked.data_dir) if asked.data_dir else Demo()
     data = load(get_tasks(task)[0], source)
     repeated = list(data.test) * -(-count // len(data.test))

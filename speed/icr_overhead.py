@@ -28,7 +28,7 @@ RANK = 8
 
 
 def untrained(model: Backbone) -> ICRFitted:
-    """An ICR whose router routes everywhere; what it was trained on makes no difference to its cost."""
+    """Make an ICR whose router routes everywhere; its training makes no difference to its cost."""
     dims = model.dims
     layers = target_layers("late", dims.layers)
     generator = torch.Generator().manual_seed(0)
@@ -60,7 +60,7 @@ def untrained(model: Backbone) -> ICRFitted:
 
 
 def fitted(name: str, model: Backbone) -> Fitted:
-    """The two sides."""
+    """Measure the two sides."""
     return untrained(model) if name == "icr" else make_method("zero_shot", {}).fitted({}, {})
 
 
@@ -83,7 +83,7 @@ def peak_megabytes(model_name: str, name: str, answer: "multiprocessing.Queue[tu
 
 
 def peak_memory(model_name: str, name: str) -> tuple[float, float]:
-    """What `peak_megabytes` finds in a fresh process."""
+    """Return what `peak_megabytes` finds in a fresh process."""
     context = multiprocessing.get_context("spawn")
     answer: multiprocessing.Queue[tuple[float, float]] = context.Queue()
     process = context.Process(target=peak_megabytes, args=(model_name, name, answer))

@@ -32,7 +32,7 @@ def requests(name: str) -> tuple[str, list[Any]]:
 
 
 def difference(kind: str, theirs: list[Any], ours: list[Any]) -> float:
-    """The largest difference of two values; for texts, the number of those that differ."""
+    """Return the largest difference of two values; for texts, the number of those that differ."""
     if kind == "generate_until":
         return sum(a != b for a, b in zip(theirs, ours, strict=True))
     if kind == "loglikelihood":

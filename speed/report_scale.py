@@ -104,7 +104,7 @@ def _answers(task: str, rows: int) -> list[tuple[int, bytes]]:
 
 
 def _filled(record: dict[str, Any], key: str, seed: int | None, correct: int, rows: int, parquet: bytes) -> CellRecord:
-    """The record of one cell."""
+    """Return the record of one cell."""
     clock = f"{int(key[:2], 16) % 60:02}:{int(key[2:4], 16) % 60:02}+00:00"
     own = {"accuracy": correct / rows, "correct": correct}
     own |= {"seconds_score": int(key[:5], 16) / 1000, "prompt_tokens": int(key[5:9], 16)}
@@ -122,7 +122,7 @@ def _filled(record: dict[str, Any], key: str, seed: int | None, correct: int, ro
 
 
 def _record(model: str, label: str, number: int | None, task: Any, rows: int) -> dict[str, Any]:
-    """A record of the real size and shape, less what ``_filled`` adds."""
+    """Return a record of the real size and shape, less what ``_filled`` adds."""
     words = {
         "name": task.name,
         "role": task.role,

@@ -35,19 +35,19 @@ HOW = Training(
 
 
 def fresh_router(model: Backbone, layers: int) -> Router:
-    """The same start for every side."""
+    """Make the same start for every side."""
     width = sentence_encoder("minilm").width
     return Router.initial(width, layers, RANK, model.dims.heads, HIDDEN, torch.Generator().manual_seed(0))
 
 
 def weights_of(model: Backbone, directions: Directions) -> Weights:
-    """The paper's."""
+    """Return the paper's."""
     depth = depth_weights(directions.layers, model.dims.layers, 3.0, "model")
     return Weights(0.01, 0.001, 0.02, depth, len(depth) / model.dims.layers)
 
 
 def train_without_trunk(model: Backbone, directions: Directions, prompts: list[Question]) -> None:
-    """The direct way: every step runs all blocks, routed and unrouted."""
+    """Train the direct way: every step runs all blocks, routed and unrouted."""
     weights = weights_of(model, directions)
     router = fresh_router(model, len(directions.layers))
     optimizer = torch.optim.AdamW(router.parameters(), HOW.learning_rate, weight_decay=HOW.weight_decay)

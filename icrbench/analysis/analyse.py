@@ -72,7 +72,7 @@ def analyse_theory(folder: Path) -> Path:
 
 
 def _routing(datasets: Datasets, fits: Mapping[str, Routed]) -> dict[str, Any]:
-    """Importance of layers, heads and directions, by task."""
+    """Compute the importance of layers, heads and directions, by task."""
     found = {}
     for name, fitted in fits.items():
         texts = tuple(datasets.tasks[name].prompt(example) for example in datasets.test(name))
@@ -82,7 +82,7 @@ def _routing(datasets: Datasets, fits: Mapping[str, Routed]) -> dict[str, Any]:
 
 
 def _iclness(backbone: Backbone, datasets: Datasets, fits: dict[str, Fitted]) -> list[dict[str, Any]]:
-    """The tokens with the highest scores."""
+    """Return the tokens with the highest scores."""
     questions = Questions(backbone)
     changes = []
     with bar("words made likelier", len(fits)) as progress:

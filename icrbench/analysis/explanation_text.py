@@ -14,13 +14,13 @@ _PROMPT_LINES = 30  # of a prompt with demonstrations, its end
 
 
 def text(explained: dict[str, Any]) -> str:
-    """The whole explanation, a section each."""
+    """Write the whole explanation, section after section."""
     parts = [_prompt(explained), _router(explained["router"]), _layers(explained), _options(explained)]
     return "\n\n".join(part for part in [*parts, _top(explained["top"])] if part)
 
 
 def sparks(values: Sequence[float], most: float) -> str:
-    """A character a value: its size as an eighth of a bar, ``most`` being a whole one."""
+    """Draw each value as one character, a bar whose height is in eighths; ``most`` fills the character."""
     return "".join(_LEVELS[min(7, int(8 * abs(value) / most))] if most > 0 else _LEVELS[0] for value in values)
 
 

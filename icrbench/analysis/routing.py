@@ -17,7 +17,7 @@ class Routed(Protocol):
 
 
 def importance(alpha: Tensor, gamma: Tensor) -> dict[str, Any]:
-    """Importance of what is routed, over the queries of one task.
+    """Compute the importance of routed layers, heads and directions over the queries of one task.
 
     Args:
         alpha: ``[B, L', r]`` direction weights.

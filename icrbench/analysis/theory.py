@@ -89,7 +89,7 @@ def recovery(domains: int, samples: int, seed: int) -> tuple[float, float]:
 
 
 def theory() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The setting, and what was found: ``sine`` and ``bound`` by samples, domains and seed."""
+    """Return the setting and the findings: ``sine`` and ``bound`` by samples, domains and seed."""
     setting = {"width": WIDTH, "rank": RANK, "shared": SHARED, "own": OWN, "noise": NOISE, "seeds": SEEDS}
     found = torch.tensor(
         [[[recovery(domains, samples, seed) for seed in SEEDS] for domains in DOMAINS] for samples in SAMPLES],

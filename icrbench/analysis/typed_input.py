@@ -12,7 +12,7 @@ CHOICE = "choice"
 
 
 def given_example(task: Task, text: str | None, fields: Sequence[str]) -> Example:
-    """The input as an example of a task; its label, which nobody gave, is the first option's.
+    """Make an example of a task from the input; its label, which nobody gave, is the first option.
 
     Args:
         task: whose template it goes into.

@@ -43,7 +43,7 @@ class Fit:
         return self.artefact.fitted
 
     def prompts(self, texts: Sequence[str]) -> list[str]:
-        """The texts as the model is to read them: with demonstrations before each, for methods that show some."""
+        """Return the texts as the model reads them: after demonstrations, for methods that show some."""
         return [DEMONSTRATION_SEPARATOR.join([*self.fitted.prefix(*as_query(text)), text]) for text in texts]
 
     def inputs(self, texts: Sequence[str], padding: PaddingSide = "left") -> dict[str, torch.Tensor]:

@@ -26,7 +26,7 @@ class Results(pd.DataFrame):
         return type(self)
 
     def examples(self) -> pd.DataFrame:
-        """The example rows of these cells: gold, prediction, option logits, with method, model, task and seed."""
+        """Return the example rows of the cells: gold, prediction, option logits, method, model, task and seed."""
         store = Store(self.folder)
         names = ["label", "model", "task", "seed", "protocol"]
         parts = [
@@ -69,7 +69,7 @@ class Leaderboard:
         return render.markdown(list(self.tables))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the averages, with intervals and the comparison to zero-shot."""
+        """Return HTML for a notebook: the averages, with intervals and the comparison to zero-shot."""
         return "".join(_html(table.group.title, render.grids(table)[0]) for table in self.tables)
 
 

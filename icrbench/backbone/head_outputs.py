@@ -88,7 +88,7 @@ def changed_heads(
 
 
 def log_normaliser(queries: Tensor, keys: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """The log of what attention divides by, ``[B, T, H]``.
+    """Return the log of what attention divides by, ``[B, T, H]``.
 
     Args:
         queries: ``[B, T, H, d_k]``.

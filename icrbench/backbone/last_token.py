@@ -34,7 +34,7 @@ class LastTokens:
     cache: DynamicCache
 
     def states(self) -> Tensor:
-        """Final hidden states ``[B, d]`` of the last tokens, under whatever is applied to the model; repeatable."""
+        """Compute the final hidden states ``[B, d]`` of the last tokens under the method applied; repeatable."""
         return self.backbone.hidden_states(self.batch, expanded(self.cache, len(self.rows)))[:, 0]
 
 

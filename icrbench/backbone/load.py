@@ -22,7 +22,7 @@ WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.json", "*.model", "*.txt", "*.py
 
 
 def default_device() -> str:
-    """The first GPU if there is one, else the CPU."""
+    """Return the first GPU if there is one, else the CPU."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -109,7 +109,7 @@ def load_backbone(
 
 
 def _way(error: Exception, location: str, folder: Path | None) -> str:
-    """What to do about a model that cannot be loaded."""
+    """Return what to do about a model that cannot be loaded."""
     if "trust_remote_code" in str(error):
         return "it needs code of its own, which is run only with --trust-remote-code"
     way = "give a folder that holds a whole model"

@@ -135,7 +135,7 @@ def reset_peak(backbone: Backbone) -> int | None:
 
 
 def peak(backbone: Backbone) -> int | None:
-    """The highest use of memory since `reset_peak`, in bytes; None where the system does not say."""
+    """Return the highest use of memory since `reset_peak`, in bytes; None where the system does not say."""
     if backbone.device.type == "cuda":
         return torch.cuda.max_memory_allocated(backbone.device)
     try:

@@ -14,7 +14,7 @@ BATCH_TOKENS = 4096
 
 
 def shared_prefix(sequences: Sequence[tuple[int, ...]], own: int = 1) -> int:
-    """Number of leading tokens common to all sequences that are worth computing once, else 0.
+    """Count the leading tokens common to all sequences that are worth computing once, else 0.
 
     Args:
         sequences: token sequences.
@@ -35,7 +35,7 @@ def prefix_cache(backbone: Backbone, tokens: Sequence[int]) -> DynamicCache:
 
 
 def expanded(prefix: DynamicCache, rows: int) -> DynamicCache:
-    """The prefix for a batch of rows: views, not copies. Using it leaves the original as it was."""
+    """Return the prefix for a batch of rows as views, not copies; using them leaves the original as it was."""
     cache = copy.copy(prefix)
     cache.layers = [copy.copy(layer) for layer in prefix.layers]
     for layer in cache.layers:

@@ -1,4 +1,4 @@
-"""What one method computes for a batch and the next need not: states that neither of them changes."""
+"""Results of one method on a batch that the next method need not compute again: states that neither of them changes."""
 
 import hashlib
 from collections.abc import Callable
@@ -36,12 +36,12 @@ class Reused:
         self._kept: dict[tuple[Any, ...], tuple[Any, int]] = {}
 
     def trunk(self, backbone: Backbone, layer: int, batch: Batch) -> Tensor:
-        """The hidden states ``[B, T, d]`` of a batch that enter block ``layer``."""
+        """Return the hidden states ``[B, T, d]`` of a batch that enter block ``layer``."""
         key = (id(backbone), layer, tuple(batch.input_ids.shape), _fingerprint(batch))
         return self._get(backbone, key, lambda: trunk_states(backbone, layer, batch), lambda states: states.nbytes)
 
     def last_tokens(self, backbone: Backbone, batch: Batch) -> LastTokens:
-        """The batch with everything before each row's last token computed; rows keep their order."""
+        """Return the batch with everything before each row's last token computed; rows keep their order."""
         key = (id(backbone), "last", tuple(batch.input_ids.shape), _fingerprint(batch))
 
         def compute() -> LastTokens:
@@ -78,6 +78,6 @@ def _cached_bytes(last: LastTokens) -> int:
 
 
 def _fingerprint(batch: Batch) -> bytes:
-    """Of the tokens; padding and the text that fills it are told apart. Texts do not change states."""
+    """Hash the tokens of a batch; padding and the text that fills it are told apart. Texts do not change states."""
     ids = torch.where(batch.attention_mask[:, -batch.input_ids.shape[1] :] == 1, batch.input_ids, -1)
     return hashlib.sha256(ids.cpu().numpy().tobytes()).digest()

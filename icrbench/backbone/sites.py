@@ -33,7 +33,7 @@ Edit = Callable[[Tensor], Tensor]
 
 
 def output_weight(backbone: Backbone, layer: int) -> Tensor:
-    """The attention's output projection as ``[d, H*d_k]``; head ``h`` owns columns ``h*d_k`` to ``(h+1)*d_k``."""
+    """Return the output projection as ``[d, H*d_k]``; head ``h`` owns columns ``h*d_k`` to ``(h+1)*d_k``."""
     projection = backbone.part(layer, backbone.anatomy.output)
     weight = projection.weight
     assert isinstance(weight, Tensor)

@@ -33,14 +33,14 @@ def captured_input(backbone: Backbone, layer: int, *, stop: bool) -> Iterator[li
 
 
 def trunk_states(backbone: Backbone, layer: int, batch: Batch) -> Tensor:
-    """The hidden states ``[B, T, d]`` that enter block ``layer`` for a batch."""
+    """Return the hidden states ``[B, T, d]`` that enter block ``layer`` for a batch."""
     with captured_input(backbone, layer, stop=True) as states, suppress(StopForward):
         backbone.hidden_states(batch)
     return states[0]
 
 
 def continue_from(backbone: Backbone, layer: int, states: Tensor, batch: Batch) -> Tensor:
-    """Final hidden states ``[B, T, d]`` of a batch, from its trunk states at block ``layer``.
+    """Return final hidden states ``[B, T, d]`` of a batch, from its trunk states at block ``layer``.
 
     Blocks below ``layer`` are skipped; masks, positions and rotary embeddings are made by the model as ever.
     """

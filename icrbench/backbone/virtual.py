@@ -48,7 +48,7 @@ class Virtual:
 
 
 def virtual_tokens(backbone: Backbone, tokens: Sequence[int]) -> Virtual:
-    """A text's tokens as virtual ones."""
+    """Turn the tokens of a text into virtual tokens."""
     bos = backbone.adds_bos and tokens[0] == backbone.tokenizer.bos_token_id
     return _run(backbone, make_batch([tokens], [""], device=backbone.device), None, bos)
 

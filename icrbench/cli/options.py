@@ -205,5 +205,5 @@ REQUEST = (
 
 
 def request_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `Request.build` that the options of `add_run_options` stand for."""
+    """Return the arguments of `Request.build` that the options of `add_run_options` stand for."""
     return {**{name: getattr(options, name) for name in REQUEST if name in options}, "command": options.line}

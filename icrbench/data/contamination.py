@@ -61,7 +61,7 @@ def count(
 
 
 def clean(train: Sequence[Example], tests: Iterable[Sequence[Example]]) -> tuple[Example, ...]:
-    """The train rows that contaminate no row of any test split, in their order.
+    """Return the train rows that contaminate no row of any test split, in their order.
 
     Args:
         train: one task's pool.
@@ -98,7 +98,7 @@ def _pairs(train: _Rows, test: _Rows) -> Iterator[tuple[_Row, _Row, bool]]:
 
 
 def _by_text(rows: _Rows) -> dict[str, list[_Row]]:
-    """The rows of every normalised text that is long enough to be evidence."""
+    """Return the rows of every normalised text that is long enough to be evidence."""
     texts: dict[str, list[_Row]] = defaultdict(list)
     for row, example in rows.items():
         natural = (text for name, text in example.fields.items() if name not in {CHOICES_FIELD, LETTERS_FIELD})

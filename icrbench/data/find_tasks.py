@@ -12,7 +12,7 @@ from icrbench.util.errors import UserError, unknown
 
 
 def builtin_folder() -> Path:
-    """The folder of the built-in YAML files, in a checkout and in an installed wheel alike."""
+    """Return the folder of the built-in YAML files, in a checkout and in an installed wheel alike."""
     return Path(str(resources.files("icrbench.tasks")))
 
 
@@ -46,7 +46,7 @@ def _builtin_tasks(folder: Path) -> Mapping[str, Task]:
 
 
 def get_tasks(names: str, extra_dir: Path | None = None) -> list[Task]:
-    """The tasks a user asked for, each once, in the order asked.
+    """Return the tasks a user asked for, each once, in the order asked.
 
     Args:
         names: ``all`` (tasks whose answers are chosen), or a comma list of task names and roles (``id``, ``near_ood``,

@@ -92,13 +92,13 @@ def content_hash(texts: Iterable[str], choices: Iterable[str]) -> str:
 
 
 def choice_fields(letters: Sequence[str], choices: Sequence[str]) -> dict[str, str]:
-    """The template fields of a multiple-choice row: its answers, each behind its letter, and the letters."""
+    """Return the template fields of a multiple-choice row: its answers, each behind its letter, and the letters."""
     lines = [f"{letter}. {choice}" for letter, choice in zip(letters, choices, strict=True)]
     return {CHOICES_FIELD: "\n".join(lines), LETTERS_FIELD: "/".join(letters)}
 
 
 def choice_texts(example: Example) -> list[str]:
-    """The answers of a multiple-choice row without their letters; none for another row."""
+    """Return the answers of a multiple-choice row without their letters; none for another row."""
     if CHOICES_FIELD not in example.fields:
         return []
     starts = tuple(f"{letter}. " for letter in example.options)
@@ -165,7 +165,7 @@ def _label(task: Task, place: str, row: Row, n_options: int) -> int:
 
 
 def _column(row: Row, path: str, place: str) -> Any:
-    """The value at a column or, through nested objects, at a dotted path."""
+    """Return the value at a column or, through nested objects, at a dotted path."""
     value: Any = row
     if path in row:
         return row[path]
@@ -214,7 +214,7 @@ def _json_lines(path: Path, content: bytes) -> Iterable[tuple[int, Row]]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys differ; JSON itself would keep the last of two."""
+    """Return an object whose keys differ; JSON itself would keep the last of two."""
     row = dict(pairs)
     if len(row) < len(pairs):
         names = [name for name, _ in pairs]

@@ -157,7 +157,7 @@ def _choice_columns(task: Task) -> tuple[str, ...]:
 
 
 def _resolved(hub: HubSource) -> str | None:
-    """The commit that a revision stands for now; both splits are then read at it, though the name may move."""
+    """Return the commit that a revision stands for now; both splits are then read at it, though the name may move."""
     if re.fullmatch(r"[0-9a-f]{40}", hub.revision):
         return hub.revision
     from huggingface_hub import HfApi  # needed for the hub alone

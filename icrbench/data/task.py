@@ -105,15 +105,15 @@ class Task:
         return self.answer_form in ("sum", "mean")
 
     def prompt(self, example: Example) -> str:
-        """The zero-shot text; it ends with the answer cue (``Sentiment:``) and no white space."""
+        """Return the zero-shot text; it ends with the answer cue (``Sentiment:``) and no white space."""
         return self.template.format_map(example.fields).rstrip()
 
     def answer(self, example: Example) -> str:
-        """The right option's text."""
+        """Return the right option's text."""
         return example.options[example.label]
 
     def demonstration(self, example: Example) -> str:
-        """The prompt followed by its right answer."""
+        """Return the prompt followed by its right answer."""
         return f"{self.prompt(example)} {self.answer(example)}"
 
     def identity(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ SEPARATORS = ("\n", " ", " || ")
 
 
 def templates(task: Task) -> tuple[Task, ...]:
-    """The task under each of its nine templates, its own first."""
+    """Return the task under each of its nine templates, its own first."""
     body, cue = _parts(task.template.rstrip())
     own = re.match(r"[^{}\n]*:(?= *\{)", body)
     input_word, rest = (own[0], body[own.end() :].lstrip(" ")) if own else ("", body)
@@ -46,7 +46,7 @@ def templates(task: Task) -> tuple[Task, ...]:
 
 
 def _parts(template: str) -> tuple[str, str]:
-    """The template without its answer cue, and the cue: its last line, or in one line what follows the last field."""
+    """Split a template before its answer cue: its last line, or in one line what follows the last field."""
     body, line, cue = template.rpartition("\n")
     if line and body:
         return body, cue

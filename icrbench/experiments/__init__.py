@@ -90,7 +90,7 @@ def get_experiments(text: str) -> list[Experiment]:
 
 
 def specs(chosen: Sequence[Experiment]) -> list[str]:
-    """The methods of some experiments, each once."""
+    """Return the methods of some experiments, each once."""
     return list(dict.fromkeys(row.method for experiment in chosen for row in experiment.rows))
 
 

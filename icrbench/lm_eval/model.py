@@ -178,7 +178,7 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         return type(self.fitted).prefix is not Fitted.prefix
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval adds to ``config`` in its results: model, method, hyperparameters, artefact and versions."""
+        """Return what lm-eval adds to ``config`` in results: model, method, hyperparameters, artefact, versions."""
         return {
             "model_num_parameters": self.backbone.model.num_parameters(),
             "model_dtype": self.backbone.identity()["dtype"],
@@ -228,7 +228,7 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         return found
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """What the model writes after each context, up to a stop string."""
+        """Generate what the model writes after each context, up to a stop string."""
         requests = self._with_demonstrations(requests)
         if self.batch_size == "auto":
             self._longest = max(
@@ -239,7 +239,7 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         return texts
 
     def _with_demonstrations(self, requests: list[Any]) -> list[Any]:
-        """The requests with the method's demonstrations before their contexts."""
+        """Put the method's demonstrations before the contexts of requests."""
         if not self.shows_demonstrations:
             return requests
         refuse_second_demonstrations(self.artefact.method.name)
@@ -254,7 +254,7 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         return whole
 
     def _query(self, context: str) -> str:
-        """The part of a context that lm-eval asked about."""
+        """Return the part of a context that lm-eval asked about."""
         return self._asked.get(context, context)
 
     def _loglikelihood_tokens(
@@ -333,7 +333,7 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         return max(1, free_bytes(self.backbone.device) // 4 // (per_token * max(1, length)))
 
     def _autocast(self) -> torch.autocast:
-        """What ``mixed_precision_dtype`` asks for."""
+        """Return what ``mixed_precision_dtype`` asks for."""
         dtype = self.mixed_precision_dtype
         return torch.autocast(device_type=self.device.type, dtype=dtype, enabled=dtype is not None)
 
@@ -351,7 +351,7 @@ class _Finite(LogitsProcessor):
 
 
 def _generation_batch(ids: Tensor, mask: Tensor, texts: tuple[str, ...], beams: int) -> Batch:
-    """The contexts as a batch; with beams, every row as often as generation repeats it."""
+    """Make a batch of the contexts; with beams, every row as often as generation repeats it."""
     ids, mask = (tensor.repeat_interleave(beams, 0) for tensor in (ids, mask))
     return Batch(
         input_ids=ids,

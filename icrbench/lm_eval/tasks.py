@@ -10,7 +10,7 @@ from icrbench.util.errors import UserError
 
 
 def multiple_choice(task: Task, source: Source) -> dict[str, Any]:
-    """A task for ``simple_evaluate(tasks=[...])``: the same prompts, options and test rows as in `icrbench run`.
+    """Return a task for ``simple_evaluate(tasks=[...])``: the same prompts, options and test rows as in `icrbench run`.
 
     lm-eval compares log-probabilities of whole options where `icrbench run` compares their first tokens. Where every
     option is one token, both choose alike.

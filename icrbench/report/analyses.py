@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 def read_analyses(folder: Path, kind: str, parse: Callable[[dict[str, Any]], _T]) -> dict[str, _T]:
-    """The analyses of one kind by file name, sorted; empty where none was made.
+    """Return the analyses of one kind by file name, sorted; empty where none was made.
 
     Args:
         folder: results folder; the files are ``analysis/KIND-*.json`` in it.

@@ -8,7 +8,7 @@ from icrbench.report.metrics import METRICS
 
 
 def by_metric(table: Table, name: str) -> Table:
-    """The table with a metric in the place of accuracy.
+    """Return the table with a metric in the place of accuracy.
 
     Means over seeds, averages over tasks and what is missing are as in the leaderboard. There are no intervals and no
     tests: these metrics are no means over examples.

@@ -45,7 +45,7 @@ def costs(records: Sequence[CellRecord]) -> dict[str, float | None]:
 
 
 def cost_text(name: str, value: float | None) -> str:
-    """A cost in words."""
+    """Return a cost in words."""
     if value is None:
         return MISSING
     if name == "fit_peak_bytes":
@@ -55,14 +55,14 @@ def cost_text(name: str, value: float | None) -> str:
 
 
 def cached(records: Sequence[CellRecord]) -> tuple[list[int], str | None]:
-    """Cached numbers of every cell of a row, and their formula if the records say it."""
+    """Return cached numbers of every cell of a row, and their formula if the records say it."""
     ran = results(records)
     formulas = dict.fromkeys(result["cached_formula"] for result in ran if result.get("cached_formula"))
     return [result["cached_parameters"] for result in ran], " or ".join(formulas) or None
 
 
 def spread(values: Sequence[int]) -> str:
-    """A mean, and the range if there is one."""
+    """Return a mean, and the range if there is one."""
     if not values:
         return MISSING
     words = f"{fmean(values):,.0f}"

@@ -201,7 +201,7 @@ def _metric_config(measured: _Measured, record: CellRecord) -> dict[str, Any]:
 
 
 def _accuracy(records: Sequence[CellRecord], correct: Sequence[npt.NDArray[np.bool_]]) -> dict[str, Any]:
-    """The mean over seeds, and how uncertain it is."""
+    """Return the mean over seeds and its uncertainty."""
     known = [moments.moments(np.stack(correct))]
     interval, spread = stats.interval_and_spread(known)
     several = len(records) > 1
@@ -269,7 +269,7 @@ def _extraction(record: CellRecord) -> str:
 
 
 def _word(options: Sequence[str], number: int) -> str:
-    """An option; its number, if an old record, which has no hash, tells of fewer options than its rows use."""
+    """Return an option; its number, if an old record, which has no hash, tells of fewer options than its rows use."""
     return options[number] if 0 <= number < len(options) else str(number)
 
 
@@ -339,7 +339,7 @@ def _configuration(group: Group, label: str, records: Sequence[CellRecord]) -> d
 
 
 def _portable(name: str) -> str:
-    """A name for a folder on any file system."""
+    """Return a name for a folder on any file system."""
     return re.sub(r"[^\w.+-]+", "_", name).strip("._") or "unnamed"
 
 

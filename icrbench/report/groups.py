@@ -69,7 +69,7 @@ class Group:
         return " · ".join(parts)
 
     def by_label(self) -> dict[str, list[CellRecord]]:
-        """The records of each row."""
+        """Return the records of each row."""
         found: dict[str, list[CellRecord]] = {}
         for label, record in self.records:
             found.setdefault(label, []).append(record)
@@ -94,7 +94,7 @@ class Group:
         }
 
     def leaderboards(self) -> "list[Group]":
-        """The methods, then for each of them its variants; the whole group where it has but one method to compare."""
+        """Split a group into its methods and the variants of each; a group with one method stays whole."""
         names = {label: record["cell"]["label"] for label, record in self.records}  # without a mark of age
         methods = {record["cell"]["method"] for _, record in self.records}
         plain = methods & set(names.values())
@@ -147,7 +147,7 @@ def _data_label(demo: bool, rows: float) -> str:
 
 
 def _editions(records: list[CellRecord], digests: "_Digests") -> list[list[CellRecord]]:
-    """Records by edition of their task, the newest of every task first."""
+    """Group records by the edition of their task, the newest of every task first."""
     editions: list[list[CellRecord]] = []
     by_task = sorted(records, key=lambda record: record["cell"]["task"])
     for _, members in groupby(by_task, key=lambda record: record["cell"]["task"]):
@@ -207,7 +207,7 @@ class _Digests:
 
 
 def _model_words(record: CellRecord) -> str:
-    """What sets this model apart, short: its revision if it has one."""
+    """Return what tells a model from another of its name: its revision if it has one."""
     model = record["identity"].get("model")
     revision = model.get("revision") if isinstance(model, dict) else None
     return f"revision {str(revision)[:12]}" if revision else f"identity {(_Digests().of(record, 'model') or '?')[:8]}"

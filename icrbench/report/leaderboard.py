@@ -136,7 +136,7 @@ class Table:
         return " · ".join(parts)
 
     def row(self, label: str) -> Row:
-        """The row of a label that the table has."""
+        """Return the row of a label that the table has."""
         return next(row for row in self.rows if row.label == label)
 
     def rank(self, column: str, row: Row) -> int:
@@ -165,7 +165,7 @@ def leaderboards(store: Store) -> list[Table]:
 
 
 def leaderboard(group: Group, outcomes: Outcomes, kinds: Sequence[Calibration] | None = None) -> Table:
-    """A table, and the same once more for each calibration: if not given, for every kind of prior that a cell has."""
+    """Return a table, and again for each calibration; by default for every kind of prior that a cell has."""
     table = _table(group, outcomes)
     if kinds is None:
         kinds = outcomes.kinds(record for _, record in group.records)
@@ -207,12 +207,12 @@ def accuracies(
 
 
 def task_columns(group: Group) -> list[Column]:
-    """The tasks of a table in order."""
+    """Return the tasks of a table in order."""
     return [column for column in _columns(group) if not column.is_average]
 
 
 def _columns(group: Group) -> tuple[Column, ...]:
-    """The tasks in order, each role followed by its average, and the average of all at the end."""
+    """Return the tasks in order, each role followed by its average, and the average of all at the end."""
     known = {record["cell"]["task"]: record["task"] for _, record in group.records}
     order = {name: place for place, name in enumerate(PAPER)}
     columns: list[Column] = []
@@ -283,7 +283,7 @@ def _collapse(line: Line, base: Line | None, columns: Sequence[Column], scores: 
 
 
 def _corrected(rows: list[Row], columns: Sequence[Column]) -> list[Row]:
-    """The rows with the corrected p of every comparison to zero-shot."""
+    """Add the corrected p of every comparison to zero-shot to the rows."""
     versus = {(row.label, name): score.versus for row in rows for name, score in row.scores.items() if score.versus}
     p_holm = _holm(versus, columns)
     return [
@@ -311,7 +311,7 @@ def _holm(
 
 
 def _behind(rows: list[Row], by_label: dict[str, Line], tasks: Sequence[str], base: Line | None) -> list[Row]:
-    """The rows with the leader's advance over each, which says whether its first place may be noise."""
+    """Add the leader's advance over each row, which says whether its first place may be noise."""
     means = {row.label: row.scores[AVERAGE].mean for row in rows}
     ranked = {label: mean for label, mean in means.items() if mean is not None}
     leader = max(ranked, key=lambda label: ranked[label], default=None)
@@ -331,7 +331,7 @@ def _behind(rows: list[Row], by_label: dict[str, Line], tasks: Sequence[str], ba
 
 
 def _changed(rows: list[Row], by_label: dict[str, Line], columns: Sequence[Column], plain: str) -> list[Row]:
-    """The rows of a table of variants, each with what it changes."""
+    """Add to each row of a table of variants what the variant changes."""
     if plain not in by_label:
         return rows
     reference = by_label[plain]
@@ -350,7 +350,7 @@ def _changed(rows: list[Row], by_label: dict[str, Line], columns: Sequence[Colum
 
 
 def _controlled(table: Table, calibrated: Mapping[Calibration, Table]) -> tuple[Row, ...]:
-    """The rows, each with what is left of it against calibrated zero-shot."""
+    """Return the rows, each with what is left of it against calibrated zero-shot."""
     averages = [column for column in table.columns if column.is_average]
     controls: dict[str, dict[Calibration, dict[str, Change]]] = {row.label: {} for row in table.rows}
     for kind, other in calibrated.items():
@@ -377,5 +377,5 @@ def row_order(row: Row, *, lower_is_better: bool = False) -> tuple[int, bool, fl
 
 
 def _shown(score: Score) -> float | None:
-    """The number as printed, in tenths of a per cent; only complete scores take part in a ranking."""
+    """Return the number as printed, in tenths of a per cent; only complete scores are ranked."""
     return round(100 * score.mean, 1) if score.status == "ok" and score.mean is not None else None

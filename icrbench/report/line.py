@@ -53,7 +53,7 @@ class Line:
         self._differences: dict[tuple[Line, str], task_moments.Moments] = {}
 
     def records(self, task: str) -> list[CellRecord]:
-        """The record for each seed, as far as there is one; a record without a seed stands for every seed."""
+        """Return the record for each seed, as far as there is one; a record without a seed stands for every seed."""
         by_seed = self.tasks.get(task, {})
         picked = [by_seed.get(seed, by_seed.get(None)) for seed in self.seeds]
         return [record for record in picked if record is not None]
@@ -68,12 +68,12 @@ class Line:
         return all(self._complete[task] for task in tasks)
 
     def measurable(self, task: str) -> bool:
-        """Some seeds of a task are there, and all of these ran and can be corrected."""
+        """Return some seeds of a task are there, and all of these ran and can be corrected."""
         records = self.records(task)
         return bool(records) and all(self._outcomes.has(record, self.calibrate) for record in records)
 
     def answers(self, task: str) -> tuple[Ids, Bits]:
-        """The ids of a task's examples, and right or wrong, [seeds, examples].
+        """Return the ids of a task's examples, and right or wrong, [seeds, examples].
 
         Raises:
             UserError: if the seeds scored different examples, or a file is damaged.
@@ -90,13 +90,13 @@ class Line:
         return self._answers[task]
 
     def moments(self, task: str) -> task_moments.Moments:
-        """A task's accuracy and its variances."""
+        """Return a task's accuracy and its variances."""
         if task not in self._moments:
             self._moments[task] = task_moments.moments(self.answers(task)[1])
         return self._moments[task]
 
     def metric(self, name: str, task: str) -> tuple[float, ...]:
-        """A metric of each seed on a task that is complete."""
+        """Return a metric of each seed on a task that is complete."""
         return tuple(self._outcomes.metric(record, name, self.calibrate) for record in self.records(task))
 
     def shares(self, task: str) -> tuple[list[float], list[float]]:
@@ -106,15 +106,15 @@ class Line:
         return answered, right
 
     def options(self, task: str) -> list[str]:
-        """The options' words; their numbers where the records do not have them."""
+        """Return the options' words; their numbers where the records do not have them."""
         return option_words(self.records(task)[0])
 
     def mean(self, task: str) -> float:
-        """A task's accuracy, the mean over seeds."""
+        """Return a task's accuracy, the mean over seeds."""
         return self.moments(task).mean
 
     def compare(self, other: "Line", tasks: Sequence[str]) -> stats.Comparison:
-        """This line less another on the same examples; seed by seed where both have the same seeds.
+        """Subtract another line on the same examples; seed by seed where both have the same seeds.
 
         Raises:
             UserError: if the two scored different examples.
@@ -144,7 +144,7 @@ class Line:
         return self._differences[other, task]
 
     def _less(self, other: "Line", task: str) -> npt.NDArray[np.int8]:
-        """The difference on every example: -1, 0 or 1."""
+        """Return the difference on every example: -1, 0 or 1."""
         return self.answers(task)[1].view(np.int8) - self.aligned(other, task).view(np.int8)
 
     def _name(self, task: str) -> str:
@@ -152,7 +152,7 @@ class Line:
 
 
 def lines(group: Group, outcomes: Outcomes, calibrate: Calibration = "none") -> dict[str, Line]:
-    """The lines of a table, by label."""
+    """Return the lines of a table, by label."""
     return {label: Line(label, own, outcomes, calibrate) for label, own in group.by_label().items()}
 
 

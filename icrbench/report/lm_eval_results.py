@@ -99,7 +99,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def row_of(value: Value) -> tuple[str, str, str, int, int]:
-    """What two numbers must share to be compared: model, task, metric, shots, rows."""
+    """Return what two numbers must share to be compared: model, task, metric, shots, rows."""
     return value.model, value.task, value.metric, value.shots, value.rows
 
 
@@ -115,7 +115,7 @@ def labels(values: Sequence[Value]) -> dict[str, str]:
 
 
 def _values(record: dict[str, Any]) -> list[Value]:
-    """The numbers of one file of lm-eval's (its ``result_schema``)."""
+    """Return the numbers of one file of lm-eval's (its ``result_schema``)."""
     ours = record["config"]["icrbench"]
     found = []
     for task, numbers in record["results"].items():
@@ -154,7 +154,7 @@ def markdown(values: Sequence[Value]) -> str:
 
 
 def terminal(values: Sequence[Value]) -> str:
-    """The same for a terminal."""
+    """Return the tables for a terminal."""
     parts = []
     for grid, notes in tables(values):
         parts += [terminal_title(grid.title), terminal_grid(grid), terminal_notes(notes)]
@@ -167,7 +167,7 @@ def csv(values: Sequence[Value]) -> str:
 
 
 def tables(values: Sequence[Value]) -> list[tuple[Grid, list[str]]]:
-    """A grid and its footnotes for each model: a row a task and metric, a column a method, the best in bold."""
+    """Make a grid with footnotes for each model: a row a task and metric, a column a method, the best in bold."""
     made = []
     for model in dict.fromkeys(value.model for value in values):
         own = [value for value in values if value.model == model]
@@ -193,7 +193,7 @@ def tables(values: Sequence[Value]) -> list[tuple[Grid, list[str]]]:
 
 
 def _best(values: Sequence[Value]) -> float | None:
-    """The value to mark in a row, if there is anything to compare and a better direction."""
+    """Return the value to mark in a row; None where there is nothing to compare or no better direction."""
     better = values[0].higher_is_better
     if len(values) < 2 or better is None:
         return None

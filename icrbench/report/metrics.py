@@ -81,7 +81,7 @@ def mcc(outcome: Outcome) -> float:
 
 
 def ece(outcome: Outcome) -> float:
-    """Expected calibration error over ten bins of equal width, closed on the right (Naeini et al. 2015).
+    """Return expected calibration error over ten bins of equal width, closed on the right (Naeini et al. 2015).
 
     The share of each bin times the distance of its accuracy from its mean confidence, which is the probability of the
     likeliest option.
@@ -113,7 +113,7 @@ def label_bias(outcome: Outcome) -> float:
 
 
 def shares(outcome: Outcome) -> tuple[Floats, Floats]:
-    """The share of every option among the answers and among the gold answers, each ``[options]``."""
+    """Return the share of every option among the answers and among the gold answers, each ``[options]``."""
     size = outcome.probabilities.shape[1]
     predicted, gold = (np.bincount(values, minlength=size) for values in (outcome.predicted, outcome.gold))
     return predicted / predicted.sum(), gold / gold.sum()

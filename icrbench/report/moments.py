@@ -69,7 +69,7 @@ def all_moments(scores: Sequence[Scores]) -> list[Moments]:
 
 
 def _stacked_moments(values: Floats) -> list[Moments]:
-    """The moments of several tasks of the same size: [tasks, seeds, examples]."""
+    """Return the moments of several tasks of the same size: [tasks, seeds, examples]."""
     tasks, seeds, n = values.shape
     rates = (values.sum(axis=2) / n).tolist()
     averages = [sum(by_seed) / seeds for by_seed in rates]

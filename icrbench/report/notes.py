@@ -28,7 +28,7 @@ def failures(table: Table) -> dict[str, int]:
 
 
 def notes(table: Table) -> list[str]:
-    """The footnotes, one sentence or two each, without markup."""
+    """Return the footnotes, one sentence or two each, without markup."""
     lines = [_data_note(table), *view_notes(table)]
     lines += [_test_note()] if any(row.scores[AVERAGE].versus for row in table.rows) else []
     lines += [_change_note(table)] if any(row.change for row in table.rows) else []
@@ -68,7 +68,7 @@ def _not_applicable(table: Table) -> list[str]:
 
 
 def view_notes(table: Table) -> list[str]:
-    """The footnotes that depend on metric and calibration."""
+    """Return the footnotes that depend on metric and calibration."""
     return [_reading_note(table), *_metric_notes(table), *_calibration_notes(table)]
 
 
@@ -149,7 +149,7 @@ def _seed_note(rows: Iterable[Row]) -> str:
 
 
 def overlap(records: list[CellRecord], clean: bool) -> list[str]:
-    """The contamination the records report, if any."""
+    """Return the contamination the records report, if any."""
     found: dict[str, str] = {}
     shared = {id(record["data"]): record["data"] for record in records}
     for data in shared.values():
@@ -176,7 +176,7 @@ def _budgets(table: Table) -> list[str]:
 
 
 def budget_text(below: Mapping[str, Sequence[float | None]]) -> str:
-    """The sizes below those published: ``queries 48 of 256, most_steps 100 of no limit``."""
+    """Return the sizes below those published: ``queries 48 of 256, most_steps 100 of no limit``."""
     return ", ".join(
         f"{name} {value:,} of {'no limit' if published is None else format(published, ',')}"
         for name, (value, published) in below.items()

@@ -43,7 +43,7 @@ def _at(revision: str | None) -> str:
 
 
 def compact(value: Any) -> str:
-    """A value in one text."""
+    """Write a value as one text."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 

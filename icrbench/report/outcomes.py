@@ -67,7 +67,7 @@ class Outcomes:
         return record["key"] in self._with_priors and self._corrected(record)[calibrate] is not None
 
     def kinds(self, records: Iterable[CellRecord]) -> tuple[Calibration, ...]:
-        """The kinds of prior that some of these cells have."""
+        """Return the kinds of prior that some of these cells have."""
         known = list(records)
         return tuple(kind for kind in KINDS if any(self.has(record, kind) for record in known))
 
@@ -86,7 +86,7 @@ class Outcomes:
         return found
 
     def metric(self, record: CellRecord, name: str, calibrate: Calibration = "none") -> float:
-        """A metric of one cell.
+        """Return a metric of one cell.
 
         Raises:
             UserError, ValueError: as ``answers``.
@@ -98,7 +98,7 @@ class Outcomes:
         return self._metrics[place][name]
 
     def outcome(self, record: CellRecord, calibrate: Calibration = "none") -> Outcome:
-        """The answers and probabilities of one cell.
+        """Return the answers and probabilities of one cell.
 
         Raises:
             UserError, ValueError: as ``answers``.
@@ -155,6 +155,6 @@ def _scores(rows: _Rows, priors: Priors | None, calibrate: Calibration) -> Float
 
 
 def option_words(record: CellRecord) -> list[str]:
-    """The options' words; their numbers where the record does not have them."""
+    """Return the options' words; their numbers where the record does not have them."""
     words = record["identity"].get("task", {}).get("options") or []
     return [*map(str, words), *map(str, range(len(words), record["task"]["n_options"]))]

@@ -55,16 +55,16 @@ class PublishedRow:
     printed: dict[str, str]
 
     def number(self, column: str) -> Decimal | None:
-        """An entry as printed; None where there is none."""
+        """Return an entry as printed; None where there is none."""
         return Decimal(self.printed[column]) if column in self.printed else None
 
     def average(self, tasks: Sequence[str]) -> Decimal | None:
-        """The macro average over tasks, recomputed; None unless all of them are in the row."""
+        """Return the macro average over tasks, recomputed; None unless all of them are in the row."""
         values = [Decimal(self.printed[task]) for task in tasks if task in self.printed]
         return sum(values, Decimal(0)) / len(values) if values and len(values) == len(tasks) else None
 
     def collapse(self, tasks: Sequence[str]) -> int | None:
-        """Number of tasks below the model's published zero-shot, recomputed; None if the paper does not have them all.
+        """Count tasks below the model's published zero-shot; None if the paper does not have all tasks.
 
         None for zero-shot itself, too.
         """
@@ -99,19 +99,19 @@ def published() -> tuple[PublishedRow, ...]:
 
 
 def find(tables: Sequence[int], model: str, method: str, setting: str = "") -> PublishedRow | None:
-    """The row of a method in the first of some tables that has it."""
+    """Return the row of a method in the first of some tables that has it."""
     rows = {(row.table, row.model, row.method, row.setting): row for row in published()}
     found = (rows.get((table, model, method, setting)) for table in tables)
     return next((row for row in found if row is not None), None)
 
 
 def tenth(value: Decimal) -> Decimal:
-    """Rounded as the paper rounds: to a tenth, halves up."""
+    """Round as the paper does: to a tenth, halves up."""
     return value.quantize(Decimal("0.1"), ROUND_HALF_UP)
 
 
 def disagreements() -> list[Disagreement]:
-    """Printed averages that are further from their rows than rounding takes them, and wrong collapse counts."""
+    """List printed averages that rounding does not explain, and wrong counts of collapse."""
     found = []
     for row in published():
         tasks = [task for task in PAPER if task in row.printed]
@@ -125,6 +125,6 @@ def disagreements() -> list[Disagreement]:
 
 
 def published_model(name: str, location: str) -> str | None:
-    """The paper's model that a name or hub id of ours stands for; None if the paper has no such model."""
+    """Return the paper's model that a name or hub id of ours stands for; None if the paper has no such model."""
     ours = {name, location.split("@")[0]}
     return next((model for model, names in MODELS.items() if ours & set(names)), None)

@@ -83,7 +83,7 @@ class Sensitivity:
         return tuple(sorted({task for own in self.spreads.values() for task in own}))
 
     def average(self, label: str) -> Spread | None:
-        """A method's mean over the tasks, way by way; None where a task is missing."""
+        """Return a method's mean over the tasks, way by way; None where a task is missing."""
         own = self.spreads[label]
         if set(own) != set(self.tasks):
             return None
@@ -151,7 +151,7 @@ def fleiss_kappa(answers: Sequence[Sequence[Answer]]) -> float | None:
 
 
 def _standing_in(vary: Vary, fits_nothing: bool) -> tuple[Vary, ...]:
-    """What may have been varied: where nothing is fitted, fitting anew is the same as scoring anew."""
+    """Return what may have been varied: where nothing is fitted, fitting anew is the same as scoring anew."""
     return (vary, "templates") if vary == "templates-refit" and fits_nothing else (vary,)
 
 
@@ -177,7 +177,7 @@ def _sensitivity(store: Store, vary: Vary, group: Group, varied: Mapping[str, Ma
 
 
 def _spread(store: Store, seeds: Sequence[Sequence[CellRecord]], written: bool) -> Spread:
-    """The spread of one method on one task: records by seed, then way."""
+    """Return the spread of one method on one task: records by seed, then way."""
     answers = [[_answers(store, record, written) for record in ways] for ways in seeds]
     accuracies = [[record["result"]["accuracy"] for record in ways if record["result"]] for ways in seeds]
     kappas = [kappa for kappa in map(fleiss_kappa, answers) if kappa is not None]
@@ -189,7 +189,7 @@ def _spread(store: Store, seeds: Sequence[Sequence[CellRecord]], written: bool) 
 
 
 def _answers(store: Store, record: CellRecord, written: bool) -> list[Answer]:
-    """What a cell answered, in the order of its rows' names."""
+    """Return what a cell answered, in the order of its rows' names."""
     column = "text" if written else "prediction"
     rows = store.rows(record["key"], ["example_id", column]).to_pylist()
     if len({row["example_id"] for row in rows}) != len(rows):

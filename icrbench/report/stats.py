@@ -77,7 +77,7 @@ class Spread(NamedTuple):
 
 
 def wilson(correct: int, n: int) -> Interval:
-    """The score interval of one proportion (Wilson 1927); sensible at 0 and 1 and for n = 1.
+    """Return the score interval of one proportion (Wilson 1927); sensible at 0 and 1 and for n = 1.
 
     Raises:
         ValueError: unless 0 <= correct <= n and n > 0.
@@ -249,7 +249,7 @@ class _Variance:
         return min(1.0, 2 * float(stdtr(self._freedom(variance), -abs(difference) / variance**0.5)))
 
     def _total(self, examples: float) -> float:
-        """A + B - C, where a difference that cannot be negative (A - C, B - C) is not let be."""
+        """Return A + B - C; the differences A - C and B - C, which cannot be negative, are at least 0."""
         return max(self.seeds, self.interaction) + max(examples, self.interaction) - self.interaction
 
     def _freedom(self, variance: float) -> float:
@@ -262,7 +262,7 @@ class _Variance:
 
 
 def _independent(pairs: Sequence[tuple[Floats, Floats]]) -> Comparison:
-    """Both have seeds, and they have nothing to do with each other: each brings a seeds' part of its own."""
+    """Compare methods whose seeds are unrelated: each side contributes a variance component for its seeds."""
     sides = [_Variance.of([moments(side) for side in sides]) for sides in zip(*pairs, strict=True)]
     paired = [moments(own.mean(axis=0) - other.mean(axis=0)) for own, other in pairs]
     shared = _Variance.of(paired)

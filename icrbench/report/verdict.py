@@ -48,7 +48,7 @@ def certainty(versus: stats.Comparison, p_holm: float) -> Certainty:
 
 
 def verdict(table: Table) -> Verdict:
-    """The words for one table."""
+    """Write the words for one table."""
     ranked = [row for row in table.rows if row.scores[AVERAGE].mean is not None]
     beware = tuple(("Beware", text) for text in _cautions(table))
     if changed := [row for row in ranked if row.change and row.label != "zero_shot"]:
@@ -152,7 +152,7 @@ def _size(table: Table, row: Row) -> tuple[tuple[str, str], ...]:
 
 
 def _remains(table: Table, row: Row) -> tuple[tuple[str, str], ...]:
-    """What is left of a row's gain once zero-shot, and then both, are corrected for their label bias.
+    """Return what is left of a row's gain once zero-shot, and then both, are corrected for their label bias.
 
     In the first average that is there for the row, by the kinds in the order of how much they need: the average of
     all tasks before those of task groups.
@@ -209,7 +209,7 @@ def _where(table: Table, row: Row) -> tuple[tuple[str, str], ...]:
 
 
 def _next(ranked: list[Row]) -> tuple[tuple[str, str], ...]:
-    """The second best, zero-shot aside, and how far it is behind."""
+    """Name the second best, zero-shot aside, and how far it is behind."""
     behind = [(row, row.behind) for row in ranked if row.behind]
     if not behind:
         return ()
@@ -223,7 +223,7 @@ def _next(ranked: list[Row]) -> tuple[tuple[str, str], ...]:
 
 
 def _implicit(leader: Row, ranked: list[Row]) -> tuple[tuple[str, str], ...]:
-    """The best method that does what the page asks for, where the winner is the one that reads its examples."""
+    """Name the best implicit method, where the winner reads demonstrations."""
     others = [row for row in ranked if row.method not in REFERENCES and not row.explicit]
     if not leader.explicit or not others:
         return ()

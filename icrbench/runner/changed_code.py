@@ -12,7 +12,7 @@ _WORDS = {"core": "icrbench", "method": "the method"}
 
 
 def changed_code(store: Store, identities: Iterable[Mapping[str, Any]]) -> str | None:
-    """What to tell the user of cells that a results folder holds as other code computed them; None if there are none.
+    """Say which cells a results folder holds as other code computed them; None if there are none.
 
     Args:
         store: the results folder.

@@ -46,7 +46,7 @@ def machine() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """A git command's output in the checkout this package is in, or None outside one."""
+    """Run a git command in the checkout of this package; return its output, None outside a checkout."""
     try:
         done = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), *arguments], capture_output=True, text=True, check=True

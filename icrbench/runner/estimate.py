@@ -26,7 +26,7 @@ class Estimate:
 
 
 def estimate(grid: Sequence[Cell], datasets: Datasets, model: str) -> Estimate:
-    """The cost of all cells; a fit shared by several cells is counted once."""
+    """Estimate the cost of all cells; a fit shared by several cells is counted once."""
     tokens, fitted = 0.0, set()
     for cell in grid:
         rows = datasets.test(cell.task)

@@ -66,7 +66,7 @@ def check_fit(backbone: Backbone, method: Method, fitted: object) -> None:
 
 
 def fingerprint(fitted: Fitted) -> str:
-    """A hash of all that a fit holds; equal before and after a method is applied."""
+    """Return a hash of all that a fit holds; equal before and after a method is applied."""
     digest = hashlib.sha256(repr(fitted.config).encode())
     for name, tensor in sorted(fitted.tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} {_bits_sum(tensor)}".encode())
@@ -139,7 +139,7 @@ class Guard:
 
 
 def sentence(method: str, left: list[str]) -> LeftBehind:
-    """The error that names what a method has left behind."""
+    """Return the error that names what a method has left behind."""
     more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
     return LeftBehind(f"{method} left behind {', '.join(left[:SHOWN])}{more}: undo it before returning.")
 
@@ -176,13 +176,13 @@ def _version(tensor: Tensor) -> int:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The bits of a tensor as whole numbers, so that equal bits are equal, NaN or not."""
+    """Return the bits of a tensor as whole numbers, so that equal bits are equal, NaN or not."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.detach().view(kinds[tensor.element_size()])
 
 
 def _bits_sum(tensor: Tensor) -> int:
-    """A sum of all bits taken as whole numbers: exact in any order."""
+    """Return a sum of all bits taken as whole numbers: exact in any order."""
     if tensor.is_meta:
         return 0
     flat = _bits(tensor).reshape(-1)
@@ -192,7 +192,7 @@ def _bits_sum(tensor: Tensor) -> int:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    """Some of the bits of a tensor: at least one number of every row and of every column of a matrix."""
+    """Return some of the bits of a tensor: at least one number of every row and of every column of a matrix."""
     if tensor.is_meta or not tensor.is_contiguous():
         return tensor.new_empty(0) if tensor.is_meta else _bits(tensor).reshape(-1)
     flat = _bits(tensor).reshape(-1)
@@ -222,7 +222,7 @@ def _moving(module: nn.Module) -> bool:
 
 
 def _objects(backbone: Backbone) -> Iterator[tuple[str, Any]]:
-    """The objects whose attributes are watched, named as a sentence names them."""
+    """Return the objects whose attributes are watched, named as a sentence names them."""
     yield "the backbone", backbone
     yield "the tokenizer", backbone.tokenizer
     config = backbone.model.config

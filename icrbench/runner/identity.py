@@ -34,7 +34,7 @@ def cell_identity(cell: Cell, backbone: Backbone, datasets: Datasets, rules: Rul
 
 @cache
 def code_identity(kind: type[Method]) -> dict[str, str]:
-    """The code and the libraries that compute a method's results.
+    """Return the code and the libraries that compute a method's results.
 
     Read once a process: what is edited while it runs is not what it runs.
 

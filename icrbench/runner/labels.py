@@ -52,7 +52,7 @@ def check_precision(methods: Iterable[LabelledMethod], dtype: str | None) -> Non
 def experiment_methods(
     rows: Sequence[str], settings: Sequence[str], preset: Preset
 ) -> tuple[list[LabelledMethod], dict[str, str]]:
-    """The methods of experiments' rows, and the label of each row; rows that are equal get one method.
+    """Make the methods of experiments' rows, and the label of each row; equal rows share a method.
 
     A label keeps only what changes the method: with ``rank`` 8 by default, ``icr:rank=8`` is ``icr``, which other
     experiments have as well.
@@ -74,7 +74,7 @@ def _labelled(text: str, common: Mapping[str, Mapping[str, str]], preset: Preset
 
 
 def _shortest(text: str, common: Mapping[str, Mapping[str, str]], preset: Preset) -> LabelledMethod:
-    """The method of a row with the shortest label that gives it."""
+    """Return the method of a row with the shortest label that gives it."""
     whole = _labelled(text, common, preset)
     name, pairs = method_spec.split(text)
     for key in list(pairs):

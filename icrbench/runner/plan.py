@@ -56,7 +56,7 @@ def plan(request: Request, datasets: Datasets) -> list[Unit]:
 
 
 def not_applicable(request: Request, datasets: Datasets) -> list[str]:
-    """A sentence for every method that has no cell on some of the tasks asked for."""
+    """Return a sentence for every method that has no cell on some of the tasks asked for."""
     found = []
     for method in request.methods:
         wanted = [task.name for task in request.tasks if _wanted(request, method, task.name)]

@@ -27,7 +27,7 @@ class Preset:
 
 
 def preset(name: str) -> Preset:
-    """The preset of a name.
+    """Return the preset of a name.
 
     Raises:
         UserError: for an unknown name.

@@ -209,7 +209,7 @@ def _models(asked: str | Sequence[str | Backbone]) -> list[str | Backbone]:
 
 
 def _variations(experiment: str | None, methods: str | Sequence[str] | None) -> list[Variation]:
-    """The plain way, and those of the experiments that vary something."""
+    """Return the plain way, and those of the experiments that vary something."""
     if experiment is None:
         if methods is None:
             raise UserError("nothing to run: name methods with --methods, or a table with --experiment.")

@@ -48,17 +48,17 @@ class Variation:
         return PLAIN if self.vary == "templates" else self
 
     def task(self, task: Task) -> Task:
-        """The task as it is scored."""
+        """Return the task as it is scored."""
         return templates(task)[self.number] if self.vary in ("templates", "templates-refit") else task
 
     def pools(self, pools: Mapping[str, Pool]) -> dict[str, Pool]:
-        """The train pools as a fit sees them."""
+        """Return the train pools as a fit sees them."""
         if self.vary != "templates-refit":
             return dict(pools)
         return {name: replace(pool, task=self.task(pool.task)) for name, pool in pools.items()}
 
     def randomness(self, seed: int) -> Randomness:
-        """The randomness of a fit."""
+        """Return the randomness of a fit."""
         return Randomness(
             seed,
             draw=self.number if self.vary == "demonstrations" else 0,
@@ -66,7 +66,7 @@ class Variation:
         )
 
     def of_demonstrations(self) -> dict[str, Any]:
-        """What a cell's identity says of its demonstrations; nothing where they are the plain ones."""
+        """Return what a cell's identity says of its demonstrations; nothing where they are the plain ones."""
         if self.vary not in ("orders", "demonstrations"):
             return {}
         return {"demonstrations": {_WORDS[self.vary]: self.number}}

@@ -52,7 +52,7 @@ class Measured:
 def examples(
     task: Task, option_sets: Sequence[Options], inputs: Sequence[Example] | None
 ) -> Mapping[Kind, Mapping[Options, tuple[Example, ...]]]:
-    """The texts of every kind, by the options they are for; of ``bc`` all inputs, in the order they are to be read.
+    """Return the texts of every kind by the options they are for; of ``bc`` all inputs, in reading order.
 
     Args:
         task: the task.

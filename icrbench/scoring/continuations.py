@@ -35,7 +35,7 @@ class Row:
 
     @classmethod
     def of(cls, text: str, context: Sequence[int], continuation: Sequence[int], limit: int) -> "Row":
-        """The row of a request, at most ``limit`` tokens long."""
+        """Return the row of a request, at most ``limit`` tokens long."""
         tokens = tuple([*context, *continuation][-(limit + 1) :][:-1])
         return cls(text, tokens, len(tokens) - len(continuation))
 
@@ -82,7 +82,7 @@ def answers(
 
 
 def _shared(rows: list[Row]) -> int:
-    """Number of leading tokens common to all rows, none of which predicts anything that is asked."""
+    """Count the leading tokens common to all rows that predict nothing asked for."""
     if len(rows) < 2:
         return 0
     shared = min(shared_prefix([row.tokens for row in rows]), *(row.last for row in rows))

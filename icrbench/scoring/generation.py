@@ -25,7 +25,7 @@ def generated(
     options: ScoringOptions,
     progress: Callable[[int], object],
 ) -> list[str]:
-    """What is written after each prompt, up to the end of the line, the model's end of text or ``most_tokens``.
+    """Return what is written after each prompt, up to the end of the line, the model's end of text or ``most_tokens``.
 
     The method stays applied while tokens are decoded; which of them it changes is said in ``docs/positions.md``.
 
@@ -105,7 +105,7 @@ def _written(
 
 
 def _likeliest(backbone: Backbone, fitted: Fitted, states: Tensor) -> Tensor:
-    """The token ``[B]`` with the highest logit."""
+    """Return the token ``[B]`` with the highest logit."""
     logits = fitted.logits(backbone, states)
     if not logits.isfinite().all():  # an arg max over nan would be the first token, silently
         raise not_finite(backbone, "the logits of the next token")
@@ -113,7 +113,7 @@ def _likeliest(backbone: Backbone, fitted: Fitted, states: Tensor) -> Tensor:
 
 
 def _next(step: Batch, tokens: Tensor) -> Batch:
-    """The pass that reads the tokens just written."""
+    """Return the pass that reads the tokens just written."""
     rows = len(tokens)
     tokens = tokens.to(step.input_ids.device)
     seen = torch.ones(rows, 1, dtype=step.attention_mask.dtype, device=step.attention_mask.device)
@@ -127,7 +127,7 @@ def _next(step: Batch, tokens: Tensor) -> Batch:
 
 
 def _ends(backbone: Backbone) -> set[int]:
-    """The tokens after which a text is over: the tokenizer's, and those the model names for generation."""
+    """Return the tokens after which a text is over: the tokenizer's, and those the model names for generation."""
     named = getattr(backbone.model.generation_config, "eos_token_id", None)
     listed = named if isinstance(named, list) else [named]
     return {int(token) for token in [*listed, backbone.tokenizer.eos_token_id] if token is not None}

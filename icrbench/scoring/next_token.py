@@ -147,7 +147,7 @@ def _score_batch(
 def _last_states(
     backbone: Backbone, fitted: Fitted, batch: Batch, cache: DynamicCache | None, reused: Reused | None
 ) -> Tensor:
-    """Final hidden states ``[B, d]`` where the answers are predicted."""
+    """Return final hidden states ``[B, d]`` where the answers are predicted."""
     layer = fitted.first_layer
     if reused is not None and cache is None:
         if fitted.last_token_only and batch.input_ids.shape[1] > 1:

@@ -37,7 +37,7 @@ def log_softmax(logits: Floats) -> Floats:
 
 
 def log_prior(logits: Floats, kind: Kind) -> Floats:
-    """The prior's logarithms, ``[options]``.
+    """Return the prior's logarithms, ``[options]``.
 
     Args:
         logits: of the options after each prompt, ``[prompts, options]``.

@@ -35,7 +35,7 @@ class Prompt:
 
 
 def cut_front(backbone: Backbone, text: str, limit: int) -> str:
-    """The longest end of ``text`` that is at most ``limit`` tokens: the front goes, the answer cue stays."""
+    """Cut ``text`` to its longest end of at most ``limit`` tokens: the front goes, the answer cue stays."""
     if len(backbone.encode(text)) <= limit:
         return text
     fits, too_long = len(text), 0  # cutting `fits` characters is enough, cutting `too_long` is not
@@ -58,7 +58,7 @@ class Prompter:
         self._options: dict[tuple[str, tuple[str, ...]], tuple[tuple[int, ...], ...]] = {}
 
     def __call__(self, example: Example, demonstrations: Sequence[str] = ()) -> Prompt:
-        """The prompt for a query after some demonstrations, the first of which are dropped if the whole is too long."""
+        """Make the prompt of a query after demonstrations; the first of them are dropped if the whole is too long."""
         whole = self._task.prompt(example)
         options = self._option_tokens(whole, example.options)
         # What is read beyond the prompt: an option's or an answer's tokens, but for the last.
@@ -121,7 +121,7 @@ class Prompter:
         return self._options[key]
 
     def _scored(self, tokens: tuple[int, ...] | None, whole: bool = False) -> tuple[int, ...] | None:
-        """The tokens by which an option is scored."""
+        """Return the tokens by which an option is scored."""
         return tokens if tokens is None or whole or self._task.scores_whole_options else tokens[:1]
 
     def _apart(self, options: Sequence[tuple[int, ...] | None], whole: bool = False) -> bool:
@@ -130,7 +130,7 @@ class Prompter:
         return None not in scored and len(set(scored)) == len(scored)
 
     def _continuation(self, cue: str, text: str) -> tuple[int, ...] | None:
-        """The tokens that ``text`` adds to what it follows, or None if it changes the tokens of that itself.
+        """Return the tokens that ``text`` adds to what it follows, or None if it changes the tokens of that itself.
 
         It follows ``cue``, or in a chat the opening of the model's turn.
         """

@@ -60,7 +60,7 @@ class FitName:
             raise self._missing(model)
 
     def artefact(self, backbone: Backbone) -> Artefact:
-        """The method with its fit.
+        """Return the method with its fit.
 
         Raises:
             UserError: as ``check``; if method and fit do not go together, the fit belongs to another model, or the
@@ -94,7 +94,7 @@ class FitName:
         return all(wanted[key] == found[key] for key in asked)
 
     def _stored(self, backbone: Backbone, method: Method) -> Path:
-        """The folder of the one fit that results of this method, model and task were made with."""
+        """Return the folder of the one fit that results of this method, model and task were made with."""
         assert self.out is not None, "a method that needs a fit is given a folder"
         here = backbone.identity()
         fits: dict[Path, list[CellRecord]] = {}
@@ -130,7 +130,7 @@ class FitName:
         raise UserError(f"{self.out} has {len(fits)} fits of {wanted}: give --artifact, with one of {told}.")
 
     def _labelled(self, fits: dict[Path, list[CellRecord]]) -> dict[Path, list[CellRecord]]:
-        """Those of the label asked for; of a plain name that is no label here, all."""
+        """Keep the fits of the label asked for; all fits, where a plain name is no label of the folder."""
         name, asked = method_spec.split(str(self.method))
         label = method_spec.label(name, asked)
         labels = {folder: {record["cell"]["label"] for record in records} for folder, records in fits.items()}
@@ -149,14 +149,14 @@ class FitName:
 
 
 def _apart(facts: Sequence[Mapping[str, str]]) -> list[str]:
-    """The names of what differs."""
+    """Return the facts whose values differ between fits."""
     names = dict.fromkeys(name for known in facts for name in known)
     differing = [name for name in names if len({known.get(name) for known in facts}) > 1]
     return [name for name in differing if name != "last used"] or differing  # it differs always, and says least
 
 
 def _facts(records: Sequence[CellRecord]) -> dict[str, str]:
-    """What is known of a fit from the results that were made with it."""
+    """Collect what the results made with a fit say of it."""
     identity = records[0]["identity"]
     return {
         **{name: str(value) for name, value in identity["method"]["hyperparameters"].items()},

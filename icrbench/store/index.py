@@ -78,7 +78,7 @@ class Index:
         return records
 
     def answers(self, key: str) -> Answers | None:
-        """The answers of a cell, or None if its examples could not be read."""
+        """Return the answers of a cell, or None if its examples could not be read."""
         row = self._rows.get(key)
         packed = None if row is None else self._correct[row]
         if packed is None:
@@ -88,7 +88,7 @@ class Index:
 
 
 def gather(folder: Path, read: Callable[[Path], Mapping[str, Any]]) -> Index:
-    """The index of a results folder: what is known and unchanged, the rest read; written if that is worth it.
+    """Gather the index of a results folder: unchanged cells from the stored index, others read; stored if worth it.
 
     Args:
         folder: holding ``cells/`` and ``examples/``; where nothing can be written, nothing is.
@@ -121,7 +121,7 @@ def gather(folder: Path, read: Callable[[Path], Mapping[str, Any]]) -> Index:
 
 
 def _stamps(folder: Path, suffix: str) -> dict[str, Stamp]:
-    """The stamp of every file with the suffix, by its name without it; hidden files (``._x.json``) are not ours."""
+    """Stamp every file with the suffix, by its name without it; hidden files (``._x.json``) are not ours."""
     found: dict[str, Stamp] = {}
     if not folder.is_dir():
         return found
@@ -173,7 +173,7 @@ class _Column:
 
 
 def _gathered(folder: Path, keys: Sequence[str], stamps: Stamps, read: Callable[[Path], Mapping[str, Any]]) -> pa.Table:
-    """Some cells, read from their files."""
+    """Read some cells from their files."""
     cells, examples = folder / "cells", folder / "examples"
     columns: defaultdict[str, _Column] = defaultdict(_Column)
     ids = _Column()
@@ -214,7 +214,7 @@ def _flat(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _read_index(path: Path) -> pa.Table | None:
-    """The stored index; None if there is none, or it is damaged, or another version's."""
+    """Return the stored index; None if there is none, or it is damaged, or another version's."""
     try:
         content = path.read_bytes()
         content, seal = content[:-_SEAL], content[-_SEAL:]
@@ -243,7 +243,7 @@ def _write_index(path: Path, table: pa.Table) -> None:
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    """The distinct values of a dictionary column, parsed by one call."""
+    """Return the distinct values of a dictionary column, parsed by one call."""
     array = column.combine_chunks()
     found: list[Any] = json.loads(f"[{','.join(array.dictionary.to_pylist())}]")
     return found
@@ -259,7 +259,7 @@ _ABSENT = object()
 
 
 def _decoded(column: pa.ChunkedArray) -> list[Any]:
-    """The values of a column, equal ones the same object; ``_ABSENT`` where a record has none."""
+    """Return the values of a column, equal ones the same object; ``_ABSENT`` where a record has none."""
     values = [*_values(column), _ABSENT]  # the last of them is at -1
     return [values[code] for code in _codes(column).tolist()]
 

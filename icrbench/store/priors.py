@@ -56,7 +56,7 @@ def write_priors(folder: Path, key: str, priors: Priors) -> None:
 
 
 def read_priors(folder: Path, key: str) -> Priors | None:
-    """The priors of a cell, or None if it has none.
+    """Return the priors of a cell, or None if it has none.
 
     Raises:
         UserError: if the file may not be read, is cut, was changed, or belongs to another cell.
@@ -83,12 +83,12 @@ def remove_priors(folder: Path, key: str) -> None:
 
 
 def keys_with_priors(folder: Path) -> frozenset[str]:
-    """The cells of a results folder that have priors."""
+    """Return the cells of a results folder that have priors."""
     return frozenset(path.stem for path in (folder / FOLDER).glob("*.json"))
 
 
 def logits_by_options(prompts: Sequence[Prompts]) -> Mapping[int, list[list[float]]]:
-    """The logits by the number of options, by which a task's rows differ: its options are the first so many of a list.
+    """Group logits by the number of options: the options of a row are the first so many of a list.
 
     Raises:
         UserError: if two sets of options have the same number.

@@ -42,7 +42,7 @@ is right and else -1, and there are no option logits."""
 
 
 def identity_key(identity: Mapping[str, Any]) -> str:
-    """A short name for an identity, the same wherever it is computed."""
+    """Return a short name for an identity, the same wherever it is computed."""
     return key_of(identity)
 
 
@@ -185,7 +185,7 @@ class UnreadableRecord(Exception):
 
 
 def record_text(record: CellRecord) -> bytes:
-    """The content of ``cells/<key>.json``.
+    """Return the content of ``cells/<key>.json``.
 
     Raises:
         ValueError: for a number that is not finite, or a record that `read_record` would refuse.
@@ -264,7 +264,7 @@ def _check_types(what: str, values: Mapping[str, Any], kind: Any) -> None:
 
 
 def _types(hint: Any) -> tuple[type, ...]:
-    """The types of the values that a field of a record holds."""
+    """Return the types of the values that a field of a record holds."""
     if get_origin(hint) is Literal:
         return (str,)
     if get_origin(hint) is NotRequired or isinstance(hint, UnionType):
@@ -277,7 +277,7 @@ def _types(hint: Any) -> tuple[type, ...]:
 
 
 def _inner(hint: Any) -> Any:
-    """What is known of a field that holds a dict: its `TypedDict`, or the types of its values; None of others."""
+    """Return the type of a field that holds a dict: its `TypedDict`, or the types of its values; else None."""
     inner = get_args(hint)
     if get_origin(hint) is NotRequired or isinstance(hint, UnionType):
         return next((found for item in inner if (found := _inner(item)) is not None), None)

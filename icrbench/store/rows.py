@@ -41,7 +41,7 @@ class Answers:
 
 
 def rows_file(rows: Sequence[Mapping[str, Any]] | pa.Table) -> bytes:
-    """The content of ``examples/<key>.parquet``, with a checksum of every page.
+    """Return the content of ``examples/<key>.parquet``, with a checksum of every page.
 
     Args:
         rows: with the columns of `EXAMPLE_SCHEMA`, or of `WRITTEN_SCHEMA`, in the order of the test set.

@@ -93,7 +93,7 @@ class Store:
         write_atomic(self._cell_path(key), text)
 
     def completed(self, key: str) -> CellRecord | None:
-        """The cell's record if it succeeded and both its files are whole; damage is warned of, and is absence.
+        """Return the cell's record if it succeeded and both its files are whole; damage is warned of, and is absence.
 
         Raises:
             UserError: if a file may not be read.
@@ -161,7 +161,7 @@ class Store:
         return frame
 
     def rows(self, key: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of one cell, in the order of the test set.
+        """Return the rows of one cell, in the order of the test set.
 
         Args:
             key: of the cell.

@@ -61,12 +61,12 @@ class ClassScores(Fitted):
         """Scores ``[B, C]`` in float32 of final hidden states ``[B, d]``; the right class's is to be the highest."""
 
     def prefix(self, task: Task, query: Example) -> Sequence[str]:
-        """The demonstrations, the same for every query."""
+        """Return the demonstrations, the same for every query."""
         texts: list[str] = self.config["demonstrations"]
         return texts
 
     def logits(self, backbone: Backbone, states: Tensor, token_ids: Tensor | None = None) -> Tensor:
-        """The scores at the classes' tokens, and at all others a number below any score."""
+        """Return the scores at the classes' tokens, and at all others a number below any score."""
         scores = self.class_scores(backbone, states.flatten(0, -2)).unflatten(0, states.shape[:-1])
         vocabulary = backbone.model.get_output_embeddings().weight.shape[0]
         whole = torch.full((*states.shape[:-1], vocabulary), OUT_OF_QUESTION, device=scores.device)
@@ -138,13 +138,13 @@ class ScoredByClass(Method):
         )
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
-        """The rows, and the demonstrations once."""
+        """Return the rows, and the demonstrations once."""
         shown = self.demonstrations if self.explicit else 0
         return sum((self.rows_per_class * classes[name] + shown) * length for name, length in tokens.items())
 
 
 def class_tokens(task: str, questions: Sequence[Question], classes: Sequence[int]) -> list[int]:
-    """The token that answers with each of some classes.
+    """Return the token that answers with each of some classes.
 
     Raises:
         UserError: if it is not the same in all prompts, or one token is not the whole answer.

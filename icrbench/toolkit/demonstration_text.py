@@ -50,12 +50,12 @@ class Demonstrations:
         return sorted({*tokens_at(backbone, self.text, chosen), *([0] if backbone.adds_bos else [])})
 
     def cues(self, backbone: Backbone) -> list[int]:
-        """Number of the token that predicts each demonstration's label: the last of its answer cue."""
+        """Return the number of the token that predicts each demonstration's label: the last of its answer cue."""
         ends = [start + len(own.task.prompt(own.example)) - 1 for start, own in self._starts()]
         return tokens_at(backbone, self.text, ends)
 
     def labels(self, backbone: Backbone) -> list[int]:
-        """Number of the first token of each demonstration's label."""
+        """Return the number of the first token of each demonstration's label."""
         ends = [start + len(own.task.demonstration(own.example)) for start, own in self._starts()]
         lengths = [len(own.task.answer(own.example)) for own in self.shown]
         return tokens_at(backbone, self.text, [end - length for end, length in zip(ends, lengths, strict=True)])

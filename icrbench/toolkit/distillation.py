@@ -64,7 +64,7 @@ class Lesson:
 def taught(
     backbone: Backbone, episodes: Sequence[Episode], sites: Sequence[Site] = (), most: int | None = None
 ) -> list[Lesson]:
-    """What the frozen model makes of each query after its demonstrations, one lesson an episode.
+    """Read what the frozen model makes of each query after its demonstrations, one lesson an episode.
 
     A final hidden state stands for the logits over the whole vocabulary, which would take a hundred times the memory.
     No lesson keeps anything of the demonstrations alive.
@@ -198,7 +198,7 @@ class Lessons(Sequence[Lesson]):
         return self._asked[row]
 
     def taught(self, rows: Sequence[int], step: int) -> list[Lesson]:
-        """A minibatch, after demonstrations drawn for this step."""
+        """Return a minibatch, after demonstrations drawn for this step."""
         drawn: list[Episode] = []
         for start in range(0, len(rows), self._queries_per_set):
             group = [self._queries[row] for row in rows[start : start + self._queries_per_set]]
@@ -275,7 +275,7 @@ class Trained(Method):
         return type(fitted)(config, {name: tensor.cpu() for name, tensor in tensors.items()})
 
     def schedule(self, per_epoch: int) -> Schedule:
-        """The whole training's, of which an epoch has so many steps."""
+        """Return the whole training's, of which an epoch has so many steps."""
         steps = per_epoch * self.epochs
         steps = steps if self.most_steps is None else min(steps, self.most_steps)
         return Schedule(steps, self.warmup, self.weight_decay, self.clip, self.decay)
@@ -294,7 +294,7 @@ class Trained(Method):
             yield from batches
 
     def asked(self, count: float) -> float:
-        """Queries asked over all steps, of which there are ``count`` an epoch."""
+        """Return queries asked over all steps, of which there are ``count`` an epoch."""
         whole = self.epochs * count
         return whole if self.most_steps is None else min(whole, self.most_steps * self.batch_size)
 
@@ -321,7 +321,7 @@ class TrainedOnQueries(Trained):
     budget: ClassVar[tuple[str, ...]] = (*Trained.budget, "queries")
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
-        """The queries, forward and backward, every epoch."""
+        """Count the queries, forward and backward, in every epoch."""
         return COST_OF_TRAINING * self.asked(self.queries) * sum(tokens.values()) / len(tokens)
 
 
@@ -338,7 +338,7 @@ class TrainedOnDemonstrations(Trained):
     per_task: Count = 3
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
-        """The rows, forward and backward, every epoch."""
+        """Count the rows, forward and backward, in every epoch."""
         length = sum(tokens.values()) / len(tokens)
         rows = demonstration_tokens(self.per_class, self.per_task, tokens, classes) / length
         return COST_OF_TRAINING * self.asked(rows) * length
@@ -367,7 +367,7 @@ class Distilled(TrainedOnQueries):
         return Lessons(backbone, episodes, episodes.queries(self.queries), self.queries_per_set, sites)
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
-        """The teacher's prompts and the student's."""
+        """Return the teacher's prompts and the student's."""
         shown = demonstration_tokens(self.per_class, self.per_task, tokens, classes)
         together = min(self.queries_per_set, self.batch_size)
         teacher = self.asked(self.queries) * (sum(tokens.values()) / len(tokens) + shown / together)

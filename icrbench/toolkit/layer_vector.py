@@ -38,7 +38,7 @@ class LayerVector(Fitted):
 
     @abstractmethod
     def changed(self, states: Tensor, vector: Tensor) -> Tensor:
-        """What takes the place of the states ``[..., d]``."""
+        """Return what takes the place of the states ``[..., d]``."""
 
     def intervene(self, backbone: Backbone, batch: Batch) -> AbstractContextManager[None]:
         """Change the block's output at the tokens meant."""

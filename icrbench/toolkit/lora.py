@@ -78,7 +78,7 @@ class LoRAFitted(Fitted):
         return backbone.logits(states, token_ids, layer.scaling[ADAPTER] * added)
 
     def _adapted(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """The model's own layers, inside peft's. They stay as they are; dropout in training alone."""
+        """Return the model's own layers inside peft's; they stay as they are, with dropout in training alone."""
         if self._layers is None or self._layers[0] is not backbone:
             names = sorted({name.rpartition(".")[0] for name in self.tensors})
             self._layers = backbone, _wrapped({name: _own(backbone, name) for name in names}, self.config)
@@ -150,7 +150,7 @@ def _projections(backbone: Backbone, letters: str) -> list[str]:
 
 
 def _own(backbone: Backbone, name: str) -> Any:
-    """The model's own layer of a name: the output head, or ``BLOCK-PROJECTION``."""
+    """Return the model's own layer of a name: the output head, or ``BLOCK-PROJECTION``."""
     if name == HEAD:
         return backbone.model.get_output_embeddings()
     parent, projection = _place(backbone, name)
@@ -166,7 +166,7 @@ def _put(backbone: Backbone, name: str, layer: nn.Module) -> None:
 
 
 def _place(backbone: Backbone, name: str) -> tuple[nn.Module, str]:
-    """The module that holds a projection, and what it calls it."""
+    """Return the module that holds a projection, and what it calls it."""
     block, _, projection = name.partition("-")
     if not projection.startswith(FEED_FORWARD):
         return backbone.attention(int(block)), projection
@@ -174,7 +174,7 @@ def _place(backbone: Backbone, name: str) -> tuple[nn.Module, str]:
 
 
 def _sides(layer: Any) -> tuple[int, int]:
-    """Outputs and inputs of a layer."""
+    """Return outputs and inputs of a layer."""
     made, taken = layer.weight.shape if isinstance(layer, nn.Linear) else reversed(layer.weight.shape)
     return int(made), int(taken)
 

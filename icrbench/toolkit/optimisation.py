@@ -39,7 +39,7 @@ class Schedule:
     decay: Decay = "cosine"
 
     def factor(self, step: int) -> float:
-        """The factor on the learning rate at a step, counted from 0."""
+        """Return the factor on the learning rate at a step, counted from 0."""
         rising = self.warmup * self.steps
         if step < rising:
             return step / rising
@@ -99,6 +99,6 @@ def optimise(
 
 
 def epoch_means(history: Sequence[float], steps: int) -> list[float]:
-    """The mean loss of each epoch of some steps."""
+    """Return the mean loss of each epoch of some steps."""
     epochs = [history[start : start + steps] for start in range(0, len(history), steps)]
     return [sum(losses) / len(losses) for losses in epochs]

@@ -25,7 +25,7 @@ class PrefixFitted(Fitted):
 
     @classmethod
     def of(cls, virtual: Virtual, **config: Any) -> Self:
-        """The prefix that some virtual tokens make."""
+        """Return the prefix that some virtual tokens make."""
         places = {"places": virtual.positions.tolist(), "length": virtual.length, "has_bos": virtual.has_bos}
         kept = {"keys": virtual.keys.float().cpu(), "values": virtual.values.float().cpu()}
         return cls({**places, **config}, kept)
@@ -35,7 +35,7 @@ class PrefixFitted(Fitted):
         return 2 * len(self.config["places"]) * dims.layers * dims.kv_heads * dims.head_dim
 
     def virtual(self, backbone: Backbone) -> Virtual:
-        """The virtual tokens; gradients flow back to the tensors held here."""
+        """Return the virtual tokens; gradients flow back to the tensors held here."""
         return Virtual(
             self.tensors["keys"].to(backbone.device),
             self.tensors["values"].to(backbone.device),

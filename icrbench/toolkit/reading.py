@@ -13,13 +13,13 @@ from icrbench.toolkit.episodes import Question
 
 
 def last_token_vectors(backbone: Backbone, questions: Sequence[Question], sites: Sequence[Site]) -> dict[Site, Tensor]:
-    """The vectors at some sites at every prompt's last token, ``[N, n]`` each, float32 on the CPU."""
+    """Read the vectors at some sites at every prompt's last token, ``[N, n]`` each, float32 on the CPU."""
     sequences = [question.prompt.tokens for question in questions]
     return _last_vectors(backbone, sequences, [question.prompt.text for question in questions], sites)
 
 
 def text_end_vectors(backbone: Backbone, texts: Sequence[str], sites: Sequence[Site]) -> dict[Site, Tensor]:
-    """The vectors at some sites at the last token of texts read alone, ``[N, n]`` each, float32 on the CPU.
+    """Read the vectors at some sites at the last token of texts read alone, ``[N, n]`` each, float32 on the CPU.
 
     A text longer than the model takes loses its front.
     """

@@ -38,7 +38,7 @@ def by_layer(
     questions: Sequence[Question],
     choose_by: ChooseBy = "raw",
 ) -> F:
-    """The candidate of a given layer, or the one that answers most held-out questions; ties go to the lower layer.
+    """Choose the candidate of a given layer, or the best on held-out questions; ties go to the lower layer.
 
     Args:
         method: whose candidates these are, for the error.
@@ -60,7 +60,7 @@ def by_layer(
 
 
 def checked_layer(method: Method, layer: int, layers: int) -> int:
-    """The layer asked for.
+    """Return the layer asked for.
 
     Raises:
         UserError: if the model has no such layer.
@@ -78,7 +78,7 @@ def by_accuracy(
     *,
     last_token_only: bool,
 ) -> F:
-    """The candidate that answers most held-out questions, of equals the first (arguments as of `accuracies`).
+    """Choose the candidate that answers most held-out questions, of equals the first (arguments as `accuracies`).
 
     Returns:
         The candidate, the accuracies of all of them in its ``config["sweep"]``, and what they are in ``"chosen_by"``.
@@ -128,7 +128,7 @@ def accuracies(
 
 
 def best(scores: Sequence[float]) -> int:
-    """The place of the highest score; of several, the first."""
+    """Return the place of the highest score; of several, the first."""
     return max(range(len(scores)), key=lambda place: (scores[place], -place))
 
 

@@ -14,7 +14,7 @@ def is_chosen(name: str, domains: str) -> bool:
 
 
 def chosen_domains(method: Method, field: str, pools: Mapping[str, Pool]) -> list[Pool]:
-    """The pools to learn from, in a fixed order.
+    """Return the pools to learn from, in a fixed order.
 
     Args:
         method: whose hyperparameter says which.

@@ -27,7 +27,7 @@ class Bounds:
     open_high: bool = False
 
     def broken_by(self, value: float) -> str | None:
-        """The condition that a number breaks, in words; None if it is inside. Nothing but a finite number is."""
+        """Return the condition that a number breaks, in words; None if it is inside. Nothing but a finite number is."""
         if not abs(value) < math.inf:  # nor NaN; a whole number may be too large for math.isfinite
             return "finite"
         if value < self.low or (self.open_low and value == self.low):
@@ -63,13 +63,13 @@ def check_bounds(name: str, instance: Any) -> None:
 
 
 def _declared(kind: type[Any]) -> dict[str, Bounds]:
-    """The bounds of a class's fields, those of its bases included."""
+    """Return the bounds of a class's fields, those of its bases included."""
     hints = get_type_hints(kind, include_extras=True)
     return {field: bounds for field, hint in hints.items() if (bounds := _bounds(hint)) is not None}
 
 
 def _bounds(hint: Any) -> Bounds | None:
-    """The bounds in a type: its own, or of the alternative to None."""
+    """Return the bounds in a type: its own, or of the alternative to None."""
     found = [item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Bounds)]
     if found:
         return found[0]

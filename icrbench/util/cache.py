@@ -58,7 +58,7 @@ def hash_files(paths: list[Path]) -> str:
 
 
 def key_of(identity: Mapping[str, Any]) -> str:
-    """A short name for JSON values, the same wherever it is computed."""
+    """Return a short name for JSON values, the same wherever it is computed."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -195,7 +195,7 @@ def verified(folder: Path, description: str = DESCRIPTION) -> Mapping[str, Any]:
 
 
 def _names(folder: Path) -> list[str]:
-    """The files below a folder; without hidden ones, which an operating system may leave (``._x``, ``.DS_Store``)."""
+    """List the files below a folder, without hidden files that systems leave (``._x``, ``.DS_Store``)."""
     if not folder.is_dir():
         raise FileNotFoundError(folder)
     files = (path for path in folder.rglob("*") if not path.name.startswith(".") and not path.is_dir())

@@ -36,7 +36,7 @@ def libraries(names: Iterable[str] = LIBRARIES) -> dict[str, str]:
 
 @cache
 def code_of(module: str) -> dict[str, str]:
-    """What a stored intermediate result depends on beside its inputs.
+    """Return what a stored intermediate result depends on beside its inputs.
 
     Args:
         module: the one that computes it; the modules beside it which it imports count too, its package's other
@@ -55,7 +55,7 @@ def hash_sources(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def own_sources(modules: Iterable[str], *, packages: bool = True) -> list[tuple[str, Path]]:
-    """The files that modules consist of: their own, and all which those import, directly or not.
+    """Return the files that modules consist of: their own, and all which those import, directly or not.
 
     An import is followed inside the package that a module belongs to (``methods/``, the folder of ``--methods-dir``, an
     installed package; for a module in no package, among the files beside it) and into ``methods/``. An import that is
@@ -99,7 +99,7 @@ def _file_of(module: str) -> Path:
 
 
 def _home(module: str) -> tuple[str, Path]:
-    """The package a module belongs to, and its folder; no name, and the folder of its file, for one in no package."""
+    """Return the package of a module and its folder; for a module in no package no name, and its own folder."""
     name = _METHODS if module.startswith(_METHODS + ".") else module.partition(".")[0]
     paths = getattr(sys.modules.get(name), "__path__", None)
     return (name, Path(next(iter(paths))).resolve()) if paths else ("", _file_of(module).parent)
@@ -118,7 +118,7 @@ def _imported(file: Path, root: str, inside: Path) -> Iterator[str]:
 
 
 def _files(module: str, roots: dict[str, Path], *, packages: bool) -> list[Path]:
-    """The file of a module that lies in one of the roots, and with ``packages`` those of the packages above it."""
+    """Return the file of a module in one of the roots, and with ``packages`` the files of packages above it."""
     files: list[Path] = []
     for root, folder in roots.items():
         if root and module != root and not module.startswith(root + "."):

@@ -11,7 +11,7 @@ class UserError(Exception):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a name that is not in a registry, with the nearest known names.
+    """Make the error for a name that is not in a registry, with the nearest known names.
 
     Args:
         kind: what the name should have been, for example ``"method"``.
@@ -28,18 +28,18 @@ LONGEST = 400  # characters of a foreign text in a message: files and libraries 
 
 
 def said(error: BaseException) -> str:
-    """What an exception of somebody else's code says, as part of a sentence: its first line, never very long."""
+    """Return what an exception of somebody else's code says, as part of a sentence: its first line, never very long."""
     lines = str(error).strip().splitlines()
     return shortened((lines[0] if lines else type(error).__name__).rstrip("."))
 
 
 def shortened(text: str) -> str:
-    """A text of at most ``LONGEST`` characters; of a longer one, the start."""
+    """Return a text of at most ``LONGEST`` characters; of a longer one, the start."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def shown(value: Any) -> str:
-    """A value of a file, for a message: as Python writes it, but short however large or deep it is."""
+    """Return a value of a file, for a message: as Python writes it, but short however large or deep it is."""
     return _SHORT.repr(value)
 
 

@@ -111,7 +111,7 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    """A name beside ``path`` that says who writes it; the folder is made."""
+    """Make the folder of ``path``; return a name beside ``path`` that says who writes it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -151,7 +151,7 @@ def _sync(path: Path) -> None:
 
 
 def cannot_read(path: Path, error: OSError) -> UserError:
-    """What to say of a file that may not be read, which is not damaged for all that."""
+    """Return what to say of a file that may not be read, which is not damaged for all that."""
     return UserError(f"cannot read {error.filename or path} ({error.strerror}): ask its owner for it.")
 
 

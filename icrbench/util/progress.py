@@ -18,7 +18,7 @@ def set_quiet(quiet: bool) -> None:
 
 @contextmanager
 def bar(what: str, total: int) -> "Iterator[tqdm[Any]]":
-    """A bar to be updated by hand."""
+    """Show a bar, to be updated by hand."""
     with tqdm(total=total, desc=what, leave=False, disable=_quiet or None, dynamic_ncols=True) as shown:
         yield shown
 

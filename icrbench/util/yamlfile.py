@@ -50,13 +50,13 @@ class Section:
             self.fail(missing[0], "this key is missing: add it.")
 
     def value(self, key: str) -> Any:
-        """The value as YAML gives it."""
+        """Return the value as YAML gives it."""
         if key not in self._entries:
             self.fail(key, "this key is missing: add it.")
         return self._entries[key][0]
 
     def text(self, key: str) -> str:
-        """A string that is not blank and holds no control characters but line feeds and tabs."""
+        """Return a string that is not blank and holds no control characters but line feeds and tabs."""
         value = self.value(key)
         if not isinstance(value, str) or not value.strip():
             self.fail(key, f"must be text, but is {shown(value)}: quote it.")
@@ -69,14 +69,14 @@ class Section:
         return None if key not in self._entries or self.value(key) is None else self.text(key)
 
     def number(self, key: str) -> int:
-        """A whole number of at least 1 and at most ``MOST``."""
+        """Return a whole number of at least 1 and at most ``MOST``."""
         value = self.value(key)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
             self.fail(key, f"must be a whole number from 1 to {MOST}, but is {shown(value)}.")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of different strings, at least two, none blank or with spaces around it."""
+        """Read a list of at least two different strings, none blank or with spaces around it."""
         value = self.value(key)
         if not isinstance(value, list) or len(value) < 2:
             self.fail(key, f"must be a list of at least two texts, but is {shown(value)}.")
@@ -95,7 +95,7 @@ class Section:
         return tuple(value)
 
     def section(self, key: str) -> "Section":
-        """A mapping inside this one."""
+        """Read a mapping inside this mapping."""
         if not isinstance(self.value(key), dict):
             self.fail(key, f"must hold keys and values, but is {shown(self.value(key))}.")
         _, line, node = self._entries[key]

@@ -72,7 +72,7 @@ class Bases:
 
 
 def icl_bases(backbone: Backbone, pool: Pool, how: Extraction, rng: Randomness, workspace: Path) -> Bases:
-    """The bases of a domain, read from the workspace or computed and put there."""
+    """Return the bases of a domain, read from the workspace or computed and put there."""
     identity = {
         "task": pool.task.identity(),
         "data": pool.sha256,
@@ -119,7 +119,7 @@ def _extract(backbone: Backbone, pool: Pool, how: Extraction, rng: Randomness) -
 
 
 def _sets(pool: Pool, queries: Sequence[Example], how: Extraction, rng: Randomness) -> Iterator[list[Episode]]:
-    """Queries in groups that share one draw of demonstrations, with them."""
+    """Group queries that share one draw of demonstrations, and yield each group with the draw."""
     if how.sampling == "similar":
         yield from _similar_sets(pool, queries, how)
         return
@@ -181,7 +181,7 @@ def _read_batch(backbone: Backbone, batch: Batch, cache: Any, how: Extraction) -
 
 
 def _pooler(backbone: Backbone, batch: Batch, pooling: Pooling) -> Callable[[Tensor], Tensor]:
-    """A function from per-token vectors ``[B, T, n]`` to one vector a row ``[B, n]``."""
+    """Return a function from per-token vectors ``[B, T, n]`` to one vector a row ``[B, n]``."""
     if pooling == "last":
         return batch.at_last
     if pooling == "rollout":

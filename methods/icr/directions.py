@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def principal_directions(vectors: Tensor, rank: int, *, center: bool = True) -> Tensor:
-    """The ``rank`` leading principal directions of a set of vectors (ICR paper, Sec. 2.2, eq. 5-6).
+    """Return the ``rank`` leading principal directions of a set of vectors (ICR paper, Sec. 2.2, eq. 5-6).
 
     The eigenproblem is solved in float64 on the smaller of the two Gram matrices. Signs, which PCA leaves open, are
     fixed by making each direction's largest entry positive.
@@ -35,7 +35,7 @@ def principal_directions(vectors: Tensor, rank: int, *, center: bool = True) -> 
 
 
 def random_directions(width: int, rank: int, generator: torch.Generator) -> Tensor:
-    """A random orthonormal basis ``[width, rank]``: QR of a Gaussian matrix (the ablation of Table 3)."""
+    """Draw a random orthonormal basis ``[width, rank]``: QR of a Gaussian matrix (the ablation of Table 3)."""
     gaussian = torch.randn(width, rank, generator=generator, dtype=torch.float64)
     basis: Tensor = torch.linalg.qr(gaussian).Q
     return basis.float()

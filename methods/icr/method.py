@@ -237,7 +237,7 @@ class ICR(Method):
         return total
 
     def _branches(self, when: Literal["training", "inference"]) -> dict[str, Any]:
-        """What each branch of the router is; one that is uniform at inference only is trained as a routed one."""
+        """Return the kind of each branch of the router; a branch uniform at inference only is trained as routed."""
         routed_yet = when == "training" and self.uniform_at == "inference"
         kinds = {"alpha": self.alpha, "gamma": self.gamma}
         return {name: "routed" if routed_yet and kind == "uniform" else kind for name, kind in kinds.items()}

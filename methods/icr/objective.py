@@ -40,11 +40,11 @@ class Terms:
     gate: Tensor
 
     def values(self) -> dict[str, float]:
-        """The terms as numbers, by name."""
+        """Return the terms as numbers, by name."""
         return {item.name: float(getattr(self, item.name).detach()) for item in fields(self)}
 
     def total(self, weights: Weights) -> Tensor:
-        """The weighted sum."""
+        """Return the weighted sum of the terms."""
         return (
             self.cross_entropy
             + weights.confidence * self.confidence
@@ -85,7 +85,7 @@ def terms(
     weights: Weights,
     prior: Tensor | None = None,
 ) -> Terms:
-    """The terms of the objective for a batch.
+    """Return the terms of the objective for a batch.
 
     Args:
         logits: ``[B, V]`` at the answer position, over the whole vocabulary.

@@ -46,7 +46,7 @@ class Priors:
             self._priors.update(dict.fromkeys(rows, prior))
 
     def of(self, rows: Sequence[int], logits: Tensor) -> Tensor:
-        """What to take off the logits ``[B, V]`` of some prompts, by number; zero but at their options."""
+        """Return what to take off the logits ``[B, V]`` of some prompts, by number; zero but at their options."""
         found = torch.zeros_like(logits)
         for place, row in enumerate(rows):
             found[place, list(self._options[row])] = self._priors[row].to(logits)

@@ -48,7 +48,7 @@ class Router(nn.Module):
         alpha: Strength = "routed",
         gamma: Strength = "routed",
     ) -> Self:
-        """A router with weights drawn from a generator, untouched by the global random state."""
+        """Make a router with weights drawn from a generator, untouched by the global random state."""
         router = cls(width, layers, rank, heads, hidden, alpha, gamma)
         for branch in (router.alpha, router.gamma):
             if isinstance(branch, Shared):
@@ -94,7 +94,7 @@ class Shared(nn.Module):
         self.value = nn.Parameter(torch.zeros(1))
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """That number ``[B, outputs]`` times, whatever the embeddings ``[B, width]``."""
+        """Repeat the learned number as ``[B, outputs]``, whatever the embeddings ``[B, width]``."""
         return self.value.expand(len(embeddings), self._outputs)
 
 

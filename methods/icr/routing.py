@@ -37,7 +37,7 @@ def routed(
     gamma: Tensor,
     scale: RoutingScale,
 ) -> AbstractContextManager[None]:
-    """A context in which the attention logits of every routed layer are those of eq. 10.
+    """Route within a context: the attention logits of every routed layer are as in eq. 10.
 
     ``A~ = s q k' + gamma (Q U_q) diag(alpha) (K U_k)'`` per layer and head, ``s`` being the model's attention scale.
     The low-rank term is not multiplied by ``s`` (``scale="paper"``) unless asked (``scale="attention"``). Layers whose

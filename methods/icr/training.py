@@ -46,7 +46,7 @@ class Training:
 
 
 def alpha_scale(progress: float, final: float) -> float:
-    """The factor on alpha after a share ``progress`` of the training steps."""
+    """Return the factor on alpha after a share ``progress`` of the training steps."""
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
@@ -96,7 +96,7 @@ def train_router(
 
 
 def _by_epoch(steps: Sequence[dict[str, float]], epochs: int) -> list[dict[str, float]]:
-    """Sums of what each epoch's steps add."""
+    """Sum what the steps of each epoch add."""
     length = len(steps) // epochs
     parts = (steps[start : start + length] for start in range(0, len(steps), length))
     return [{name: sum(step[name] for step in part) for name in part[0]} for part in parts]

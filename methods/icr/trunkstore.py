@@ -98,7 +98,7 @@ class TrunkStore:
                 progress.update(len(piece.rows))
 
     def load(self, rows: Sequence[int]) -> TrunkBatch:
-        """The training batch of some prompts, by number."""
+        """Return the training batch of some prompts, by number."""
         prompts = [self._prompts[row] for row in rows]
         batch = make_batch(
             [item.prompt.tokens for item in prompts],
@@ -151,7 +151,7 @@ class TrunkStore:
         return tensors
 
     def _whole_pass(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The states entering the layer, and the unrouted model's entropy at the answers."""
+        """Return the states entering the layer, and the unrouted model's entropy at the answers."""
         with captured_input(self._backbone, self._layer, stop=False) as captured:
             final = self._backbone.hidden_states(batch)
         return captured[0], entropy(self._backbone.logits(batch.at_last(final)))

@@ -8,6 +8,6 @@ from datasets import Dataset, DatasetDict
 
 
 def load(*, rows: str, **_: Any) -> DatasetDict:
-    """The rows of ``ROWS.jsonl`` as split ``test``; lm-eval gives every entry of the task's metadata as well."""
+    """Return the rows of ``ROWS.jsonl`` as split ``test``; lm-eval gives every entry of the task's metadata as well."""
     text = (Path(__file__).parent / f"{rows}.jsonl").read_text("utf-8")
     return DatasetDict({"test": Dataset.from_list([json.loads(line) for line in text.split("\n") if line])})

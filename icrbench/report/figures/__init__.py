@@ -104,7 +104,7 @@ def _figures(folder: Path) -> dict[str, tuple[list[tuple[str, Figure]], str]]:
 
 
 def _short(group: Group) -> str:
-    """A group's title, as short as a file's name should be."""
+    """Return a group's title, as short as a file's name should be."""
     limit = group.records[0][1]["data"]["limit"]
     data = "demo" if group.demo else "full" if limit is None else f"n{limit}"
     parts = [group.model, group.variant, group.protocol, "clean" if group.clean else "", data]

@@ -121,7 +121,7 @@ def pareto(table: Table) -> Figure | None:
 
 
 def _cost_axis(axes: Axes, costs: list[float]) -> Callable[[float], float]:
-    """A logarithmic axis with a place of its own for 0; returns what to plot a cost at."""
+    """Make an axis logarithmic, with a place for 0; return the function from a cost to its place."""
     positive = [cost for cost in costs if cost > 0]
     if not positive:
         positive = [1.0]

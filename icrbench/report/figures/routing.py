@@ -18,7 +18,7 @@ NUMBERS_FIT = 12  # columns of a heat map whose cells have room for two digits
 
 
 def layer_importance(found: Routing) -> Figure:
-    """Importance of each routed layer: the mean over tasks as bars, above every task as a heat map."""
+    """Draw the importance of each routed layer: the mean over tasks as bars, each task as a heat map below."""
     share = 100 * found.layer
     figure = new_figure(1.5 + 0.16 * len(found.tasks))
     bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=[0.9, 0.16 * len(found.tasks)])
@@ -50,7 +50,7 @@ def top_heads(found: Routing) -> dict[tuple[int, int], int]:
 
 
 def heads(found: Routing) -> Figure:
-    """A radar: spokes are layers, rings are heads; every task's top heads, and those that most tasks agree on."""
+    """Draw a radar of top heads (spokes are layers, rings are heads): of every task, and of most tasks."""
     figure = new_figure(3.8)
     axes = figure.add_subplot(projection="polar")
     axes.set_theta_zero_location("N")  # type: ignore[attr-defined]
@@ -139,7 +139,7 @@ def pid_correlation(found: Routing) -> Figure:
 
 
 def _heat(axes: Axes, values: Floats, words: list[str], colours: str, low: float, high: float) -> None:
-    """A heat map with its numbers written into the cells, where they fit."""
+    """Draw a heat map, with the numbers in the cells where they fit."""
     axes.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto")
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)

@@ -19,7 +19,7 @@ _WORDS: dict[Vary, str] = {
 
 
 def sensitivity(found: Sensitivity) -> Figure:
-    """A dot a way, a row a method, a panel a task and one for the average."""
+    """Return a dot a way, a row a method, a panel a task and one for the average."""
     labels = list(found.spreads)
     panels: list[tuple[str, list[Spread | None]]] = [("Average", [found.average(label) for label in labels])]
     panels += [(task, [found.spreads[label].get(task) for label in labels]) for task in found.tasks]

@@ -64,12 +64,12 @@ def styled() -> Iterator[None]:
 
 
 def new_figure(height: float, width: float = WIDTH) -> Figure:
-    """A figure ``width`` by ``height`` inches, one column wide unless told."""
+    """Make a figure of ``width`` by ``height`` inches; one column wide by default."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def headline(figure: Figure, words: str, about: str) -> None:
-    """What is shown, in bold, and of what; lines break at the figure's width."""
+    """Write the title in bold and its subject; lines break at the width of the figure."""
     columns = figure.get_figwidth() / WIDTH
     title = "\n".join(textwrap.wrap(words, int(52 * columns)))
     figure.suptitle(title, x=0.01 / columns, ha="left", fontsize=8, fontweight="bold")
@@ -99,7 +99,7 @@ class Mark:
 
 
 def mark(place: int) -> Mark:
-    """The mark of the method in this place of a table."""
+    """Return the mark of the method in this place of a table."""
     return Mark(MARKERS[place % len(MARKERS)], PALETTE[place % len(PALETTE)])
 
 
@@ -170,7 +170,7 @@ def apart(places: Sequence[tuple[float, float]], gap: float) -> list[tuple[float
 
 
 def short(number: float) -> str:
-    """A count in few characters: ``950``, ``12 k``, ``3.4 M``."""
+    """Shorten a count: ``950``, ``12 k``, ``3.4 M``."""
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if number >= size:
             return f"{number / size:.3g}{unit}"

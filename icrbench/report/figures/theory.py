@@ -8,7 +8,7 @@ from icrbench.report.figures.style import headline, label_ends, logarithmic, mar
 
 
 def theory(found: Theory) -> Figure:
-    """The sine against the number of domains, a line for each number of samples, on logarithmic axes; and its bound."""
+    """Draw the sine and its bound against the number of domains, a line for each number of samples."""
     held = (found.sine <= found.bound)[found.bound < 1]
     figure = new_figure(2.9)
     axes = figure.add_subplot()

@@ -32,7 +32,7 @@ _FOLDER = Path(__file__).parent
 
 
 def html(tables: Sequence[Table], values: Sequence[Value], store: Store) -> str:
-    """The page for the tables of a results folder and the numbers of lm-evaluation-harness found in it.
+    """Return the page for the tables of a results folder and the numbers of lm-evaluation-harness found in it.
 
     Raises:
         UserError: if an examples file of the store is damaged.

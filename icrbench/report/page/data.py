@@ -64,7 +64,7 @@ def table_data(table: Table, *, metrics: bool) -> dict[str, Any]:
 
 
 def _views(table: Table, numbers: dict[str, int], metrics: bool) -> dict[str, Any]:
-    """The same table calibrated and in other metrics: by both names, the scores of its rows and their order."""
+    """Return the same table calibrated and in other metrics: by both names, the scores of its rows and their order."""
     found = {}
     for calibrate, own in {"none": table, **table.calibrated}.items():
         for metric in METRICS if metrics else ("accuracy",):
@@ -94,7 +94,7 @@ def _shares(table: Table, row: Row) -> list[tuple[str, str]]:
 
 
 def cost(table: dict[str, Any], label: str) -> str:
-    """What ``table_data`` tells of a row's cost, a line each, for the verdict; prompts beside those of zero-shot."""
+    """List the costs of a row of ``table_data`` for the verdict; prompts beside the prompts of zero-shot."""
     facts = {row["label"]: dict(row["detail"]["facts"]) for row in table["rows"]}
     own = facts[label]
     base = facts["zero_shot"].get(_PROMPT) if "zero_shot" in facts and label != "zero_shot" else None
@@ -150,7 +150,7 @@ def _detail(
     plain: dict[str, Any] | None,
     made_by: dict[str, str],
 ) -> dict[str, Any]:
-    """What a row's records say beside the scores; provenance only where it is not the table's."""
+    """Collect what the records of a row say beside the scores; provenance only where it is not the table's."""
     ran = [record["result"] for record in records if record["result"] is not None]
     seeds = sorted({record["cell"]["seed"] for record in records if record["cell"]["seed"] is not None})
     fits = sorted({result["seconds_fit"] for result in ran})
@@ -179,7 +179,7 @@ def _detail(
 
 
 def _training(ran: Sequence[Result]) -> str:
-    """Steps and examples of one fit; nothing where no fit was trained by gradient."""
+    """Return steps and examples of one fit; nothing where no fit was trained by gradient."""
     steps = sorted({result.get("fit_steps", 0) for result in ran})
     examples = sorted({result.get("fit_examples", 0) for result in ran})
     if not any(steps):

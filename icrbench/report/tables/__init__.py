@@ -95,7 +95,7 @@ def _title(experiment: Experiment) -> str:
 def _selections(
     experiment: Experiment, groups: Sequence[Group], common: dict[str, dict[str, str]], *, keep_empty: bool
 ) -> list[Selection]:
-    """The blocks with a cell; if there is none and the table was asked for by name, current ones without."""
+    """Return the blocks that have a cell; where none has and the table was asked for by name, the newest blocks."""
     found = [select(experiment, group, common) for group in groups]
     filled = [selection for selection in found if not selection.empty]
     if filled or not keep_empty:

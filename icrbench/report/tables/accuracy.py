@@ -32,7 +32,7 @@ def accuracy_table(selection: Selection, outcomes: Outcomes, calibrate: Calibrat
 
 
 def every_row(selection: Selection, rows: Mapping[str, Row], columns: Sequence[Column]) -> tuple[Row, ...]:
-    """The rows of an experiment in its order; one without records has no score."""
+    """Return the rows of an experiment in its order; one without records has no score."""
     none = {column.name: Score("missing") for column in columns}
     return tuple(
         rows.get(label) or Row(label, method_spec.split(label)[0], 0, none, None) for _, label in selection.rows
@@ -50,7 +50,7 @@ def _columns(experiment: Experiment) -> tuple[Column, ...]:
 
 
 def accuracy_sheet(selection: Selection, outcomes: Outcomes, calibrate: Calibration = "none") -> Sheet:
-    """A block with accuracies; beside the raw average stand the calibrated ones, where there are any."""
+    """Return a block with accuracies; beside the raw average stand the calibrated ones, where there are any."""
     table = accuracy_table(selection, outcomes, calibrate)
     if calibrate == "none":
         kinds = outcomes.kinds(record for _, record in table.group.records)

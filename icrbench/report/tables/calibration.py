@@ -18,7 +18,7 @@ _TRANSDUCTIVE = (
 
 
 def calibration_sheets(selection: Selection, outcomes: Outcomes) -> list[Sheet]:
-    """A block for each kind of prior that the records have, and one for the transductive form, which needs none.
+    """Return a block for each kind of prior that the records have, and one for the transductive form, which needs none.
 
     Where no row can be held against zero-shot, the accuracies alone.
     """
@@ -56,5 +56,5 @@ def _every_row(selection: Selection, table: Table) -> Table:
 
 
 def _common(name: str, kind: Calibration) -> str:
-    """The name of a column that all kinds share: ``both_calibrated`` of ``both_bc``."""
+    """Return the name of a column that all kinds share: ``both_calibrated`` of ``both_bc``."""
     return name.replace(kind, "calibrated", 1)

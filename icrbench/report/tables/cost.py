@@ -33,14 +33,14 @@ _PARAMETER_NOTE = (
 
 
 def costs(selection: Selection, label: str) -> dict[str, float | None]:
-    """A row of the cost table; what the records do not say is None."""
+    """Make a row of the cost table; what the records do not say is None."""
     records = selection.records[label]
     tasks = len(get_tasks(selection.experiment.tasks, None))
     return {**shared.costs(records), "all_fits_seconds": _all_fits(records, tasks)}
 
 
 def cost_sheet(selection: Selection) -> Sheet:
-    """A block of the cost table."""
+    """Make a block of the cost table."""
     found = {label: costs(selection, label) for _, label in selection.rows}
     rows = tuple(
         (Entry(selection.name(row, label)), *(Entry(cost_text(name, found[label][name])) for name in _COST))
@@ -56,12 +56,12 @@ def cost_sheet(selection: Selection) -> Sheet:
 
 
 def parameters(selection: Selection, label: str) -> tuple[list[int], str | None]:
-    """Cached numbers of every cell of a row, and their formula if the records say it."""
+    """Return cached numbers of every cell of a row, and their formula if the records say it."""
     return cached(selection.records[label])
 
 
 def parameter_sheet(selection: Selection) -> Sheet:
-    """A block of the table of cached parameters."""
+    """Make a block of the table of cached parameters."""
     rows, lines = [], []
     for row, label in selection.rows:
         kept, formula = parameters(selection, label)

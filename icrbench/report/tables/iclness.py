@@ -49,7 +49,7 @@ def _sheet(experiment: Experiment, content: dict[str, Any]) -> Sheet:
 
 
 def shown(token: str) -> str:
-    """A token with its spaces (as text, SentencePiece and byte-level BPE write them) and control characters visible."""
+    """Make the spaces of a token (as text, SentencePiece and byte-level BPE write them) and its controls visible."""
     return "".join("␣" if c in " ▁Ġ" else c if c.isprintable() else c.encode("unicode_escape").decode() for c in token)
 
 

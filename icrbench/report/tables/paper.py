@@ -46,7 +46,7 @@ def comparison_sheets(selection: Selection, outcomes: Outcomes) -> list[Sheet]:
 
 
 def our_model(selection: Selection) -> str | None:
-    """The paper's name of the model that was run; None if the paper does not have it."""
+    """Return the paper's name of the model that was run; None if the paper does not have it."""
     record = next((record for _, record in selection.group.records), None)
     identity = record["identity"].get("model", {}) if record else {}
     return published_model(selection.group.model, str(identity.get("location", "")))
@@ -94,7 +94,7 @@ def _published(selection: Selection, row: ExperimentRow, model: str) -> Publishe
 
 
 def _pair(column: Column, found: Row, paper: PublishedRow | None) -> tuple[Decimal | None, Decimal | None]:
-    """The paper's number and ours, in per cent; an average of the paper's is recomputed where its row allows."""
+    """Return the paper's number and ours, in per cent; the paper's average is recomputed where its row allows."""
     score = found.scores[column.name]
     ours = Decimal(100 * score.mean) if score.status == "ok" and score.mean is not None else None
     if paper is None:
@@ -113,7 +113,7 @@ def _float(value: Decimal | None) -> float | None:
 
 
 def _three(name: str, values: dict[str, tuple[Decimal | None, Decimal | None, bool]]) -> list[tuple[Entry, ...]]:
-    """The lines of a row: paper, ours, difference."""
+    """Make the lines of a row: paper, ours, difference."""
     paper = [_number(column, theirs) + (_FLAG if flag else "") for column, (theirs, _, flag) in values.items()]
     own = [_number(column, ours) for column, (_, ours, _) in values.items()]
     apart = [_signed(column, _difference(theirs, ours)) for column, (theirs, ours, _) in values.items()]
@@ -160,7 +160,7 @@ def _accuracy_notes(
 
 
 def _cost_sheet(selection: Selection) -> Sheet:
-    """The paper's hours were of another processor: what compares is each method with ICR."""
+    """Compare the hours of each method with ICR's: the paper's processor was another."""
     hours: list[tuple[Decimal | None, Decimal | None]] = []
     for row, label in selection.rows:
         theirs = find(selection.experiment.published, "Llama2-7B", method_spec.split(row.method)[0], _HOURS)

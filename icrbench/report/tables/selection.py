@@ -36,7 +36,7 @@ class Selection:
         return {label: there.get(label, []) for _, label in self.rows}
 
     def name(self, row: ExperimentRow, label: str) -> str:
-        """What the table calls a row; an explicit one is marked."""
+        """Return what the table calls a row; an explicit one is marked."""
         return marked(row.name, self._explicit(label))
 
     @property
@@ -117,7 +117,7 @@ def place(selection: Selection, row: ExperimentRow, label: str) -> dict[str, obj
 
 
 def row_notes(selection: Selection) -> list[str]:
-    """What the rows are, what to know about them, and how the missing ones are made."""
+    """Return the rows, what to know about them, and the command that makes missing rows."""
     experiment, records = selection.experiment, selection.records
     same = [f"{row.name} = {label}" for row, label in selection.rows]
     lines = ["Rows: " + ", ".join(same) + "."]

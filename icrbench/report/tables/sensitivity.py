@@ -86,7 +86,7 @@ def _notes(experiment: Experiment, found: Sensitivity) -> Iterator[str]:
 
 
 def _numbers(found: Sensitivity) -> Iterator[dict[str, object]]:
-    """A line for each method, task and way; accuracies are fractions."""
+    """Return a line for each method, task and way; accuracies are fractions."""
     for label, by_task in found.spreads.items():
         for task, spread in by_task.items():
             for way, accuracy in enumerate(spread.accuracies):

@@ -13,7 +13,7 @@ def besides(table: Table) -> list[str]:
 
 
 def beside(table: Table, row: Row) -> list[Entry]:
-    """A row's entries below ``besides``."""
+    """Return a row's entries below ``besides``."""
     found = []
     for kind in _averaged(table):
         other = table.calibrated[kind]
@@ -23,12 +23,12 @@ def beside(table: Table, row: Row) -> list[Entry]:
 
 
 def controlled(table: Table) -> list[Table]:
-    """The calibrated tables with an average that rows of the raw one can be held against."""
+    """Return the calibrated tables with an average that rows of the raw one can be held against."""
     return [other for other in table.calibrated.values() if control_column(table, other) is not None]
 
 
 def control_column(table: Table, other: Table) -> Column | None:
-    """The average that a calibrated table is shown by: of all tasks, or else of the last group that has one."""
+    """Return the average that a calibrated table is shown by: of all tasks, or else of the last group that has one."""
     there = [
         column
         for column in table.columns
@@ -38,7 +38,7 @@ def control_column(table: Table, other: Table) -> Column | None:
 
 
 def control_grid(table: Table, other: Table) -> Grid:
-    """What is left of every row against zero-shot, before and after correction.
+    """Return what is left of every row against zero-shot, before and after correction.
 
     Args:
         table: raw.
@@ -105,7 +105,7 @@ def numbers(row: Row, column: Column, kind: Calibration, other: Table | None) ->
 
 
 def versus(compared: Score | Change | None) -> str:
-    """A difference with its interval and p, or nothing."""
+    """Return a difference with its interval and p, or nothing."""
     if compared is None or compared.versus is None or compared.p_holm is None:
         return ""
     found = compared.versus

@@ -25,7 +25,7 @@ class Grid:
 
 
 def blocks(grid: Grid, width: int) -> list[Grid]:
-    """The grid cut between columns into parts of at most ``width`` characters, each with the names of the rows.
+    """Cut a grid between columns into parts of at most ``width`` characters, each with the names of the rows.
 
     Parts have about the same number of columns. One that a single column fills is wider, if it must be.
     """

@@ -18,7 +18,7 @@ PREAMBLE = r"""% Needs \usepackage{booktabs}; with \usepackage{graphicx} a table
 
 
 def floats(grid: Grid, caption: str, notes: str = "", label: str = "") -> list[str]:
-    r"""A grid as one float, cut into parts one below the other where it is wider than a page; ``PREAMBLE`` goes before.
+    r"""Write a grid as one float, in parts one below the other where it is wider than a page; after ``PREAMBLE``.
 
     Parts that are too high for one page together are floats of their own.
 
@@ -59,12 +59,12 @@ def latex_grid(grid: Grid) -> str:
 
 
 def latex_sentence(text: str) -> str:
-    """A note in running text."""
+    """Write a note in running text."""
     return escape_latex(text if text.endswith(".") else text + ".")
 
 
 def latex_comment(text: str) -> str:
-    """A line that LaTeX does not read, whatever characters end lines in the text."""
+    """Return a line that LaTeX does not read, whatever characters end lines in the text."""
     return f"% {' '.join(text.split())}"
 
 

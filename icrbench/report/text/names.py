@@ -10,23 +10,23 @@ _MARK = "‡"
 
 
 def marked(name: str, explicit: bool) -> str:
-    """A name, marked if demonstrations stood before every query."""
+    """Return a name, marked if demonstrations stood before every query."""
     return f"{name} {_MARK}" if explicit else name
 
 
 def explicit_notes(explicit: Iterable[bool]) -> list[str]:
-    """What the mark means, if one of these has it."""
+    """Return what the mark means, if one of these has it."""
     return [f"{_MARK}: explicit, since demonstrations stand before every query."] if any(explicit) else []
 
 
 def display_name(label: str) -> str:
-    """A label with the method's displayed name: ``m2iv:rank=4`` is "M2IV-style:rank=4"; most stay as they are."""
+    """Show a label with the method's displayed name: ``m2iv:rank=4`` is "M2IV-style:rank=4"."""
     name = _method(label)
     return _NAMES.get(name, name) + label.removeprefix(name)
 
 
 def form_notes(labels: Iterable[str]) -> list[str]:
-    """A sentence for each method among these labels that is a form of our own."""
+    """Write a sentence for each method among the labels that is a form of our own."""
     methods = {_method(label) for label in labels}
     return [f"{_NAMES[method]}: {form}." for method, form in _FORMS.items() if method in methods]
 

@@ -37,7 +37,7 @@ _TERMINAL = ("{}", _BOLD, "\033[4m{}\033[0m")
 
 
 def grids(table: Table) -> list[Grid]:
-    """The views of a table, the same for every output; a fourth where answers are written."""
+    """Return the views of a table, the same for every output; a fourth where answers are written."""
     if table.metric != "accuracy":
         return _metric_grids(table)
     tasks = [column for column in table.columns if not column.is_average]
@@ -114,12 +114,12 @@ def _metric_grids(table: Table) -> list[Grid]:
 
 
 def every_note(table: Table) -> list[str]:
-    """The footnotes of a table and of the grids that are shown of it."""
+    """Return the footnotes of a table and of the grids that are shown of it."""
     return [*notes(table), *control_notes(table)]
 
 
 def cost_grid(table: Table) -> Grid:
-    """What every row of a leaderboard costs."""
+    """Make the grid of what every row of a leaderboard costs."""
     by_label = table.group.by_label()
     rows = []
     for row in table.rows:
@@ -186,7 +186,7 @@ def csv(tables: Sequence[Table]) -> str:
 
 
 def csv_value(value: object) -> object:
-    """A value for a CSV; a text that a spreadsheet would take for a formula gets an apostrophe before it."""
+    """Return a value for a CSV; a text that a spreadsheet would take for a formula gets an apostrophe before it."""
     if not isinstance(value, str) or not value.lstrip().startswith(("=", "+", "-", "@")):
         return value
     try:
@@ -208,7 +208,7 @@ def terminal(tables: Sequence[Table]) -> str:
 
 
 def accuracy(row: Row, column: Column, numbers: dict[str, int]) -> str:
-    """A score in words; ``numbers`` are those of the footnotes with the errors."""
+    """Write a score; ``numbers`` are the numbers of the footnotes with the errors."""
     score = row.scores[column.name]
     if score.status == "failed":
         return f"failed ({', '.join(str(numbers[error]) for error in score.errors)})"
@@ -264,7 +264,7 @@ def _plain(grid: Grid, marks: Sequence[str], style: str) -> str:
 
 
 def terminal_title(text: str) -> str:
-    """A heading with the marks of a terminal."""
+    """Write a heading with the marks of a terminal."""
     return _BOLD.format(text)
 
 
@@ -286,12 +286,12 @@ def markdown_grid(grid: Grid, *, code: bool = True) -> str:
 
 
 def _code(text: str) -> str:
-    """A text as code in one line; a back tick inside would end it."""
+    """Return a text as code in one line; a back tick inside would end it."""
     return f"`{' '.join(text.replace('`', chr(0x27)).split())}`"
 
 
 def markdown_notes(lines: Sequence[str], origin: Sequence[tuple[str, str]] = ()) -> list[str]:
-    """What stands below a table: footnotes, and what made its numbers under a heading of their own."""
+    """Write what stands below a table: footnotes, and under a heading what made its numbers."""
     parts = ["\n".join(f"- {escape_markdown(line)}" for line in lines)]
     made = [f"- {name}: {escape_markdown(value)}" for name, value in origin]
     return parts + (["### Provenance", "\n".join(made)] if made else [])
