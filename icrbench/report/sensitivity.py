@@ -119,6 +119,8 @@ def sensitivities(store: Store, vary: Vary) -> list[Sensitivity]:
         UserError: if the folder has no results, or a file in it is damaged.
     """
     records = store.records()
+    if not any(record["cell"].get("variation", {}).get("vary") == vary for record in records):
+        return []  # what may stand in for it was varied for its own sake
     varied: dict[str, dict[int, CellRecord]] = defaultdict(dict)
     fits_nothing = {record["key"] for record in records if not record["identity"].get("pools")}
     for record in records:
