@@ -15,6 +15,7 @@ from icrbench.experiments import WAYS
 from icrbench.method import FitData, Pool
 from icrbench.methods.i2cl import I2CL
 from icrbench.randomness import Randomness
+from icrbench.report.outcomes import Outcomes
 from icrbench.report.sensitivity import consistency, fleiss_kappa, sensitivities
 from icrbench.runner.variation import variations
 from icrbench.scoring.prompting import Prompter
@@ -168,9 +169,26 @@ def test_a_run_of_every_way(icrbench: Commands) -> None:
     assert "@" not in icrbench("report", out).out
     done = icrbench("report", out, "--table", "templates,orders", "--figures")
     assert "vs zero-shot: plain" in done.out
-    assert (out / "tables" / "templates.csv").read_text().count("\n") == 1 + 2 * 2 * 9
+    raw_lines = [line for line in (out / "tables" / "templates.csv").read_text().splitlines() if ",none," in line]
+    assert len(raw_lines) == 2 * 2 * 9
     assert (out / "figures" / "templates.png").stat().st_size > 5000
     icrbench.refused(icrbench("report", out, "--table", "demonstrations"), "--experiment demonstrations")
+
+
+def test_calibrated_answers_are_spread_beside_the_raw(icrbench: Commands) -> None:
+    """Each way is corrected by its own prior; the accuracies are those that reports of calibrated answers have."""
+    assert icrbench.run(experiment="templates", limit=6, priors=True).code == 0
+    store = Store(icrbench.folder / "out")
+    raw, *corrected = sensitivities(store, "templates")
+    assert raw.calibrate == "none"
+    assert {own.calibrate for own in corrected} == {"cc", "dc", "bc"}
+    outcomes = Outcomes(store)
+    ways = {(r["cell"].get("variation") or {"number": 0})["number"]: r for r in store.records()}
+    for own in corrected:
+        found = own.spreads["zero_shot"]["sst2"].accuracies
+        assert found == tuple(outcomes.answers(ways[way], own.calibrate).correct.mean() for way in range(9))
+        assert 0.5 <= own.spreads["zero_shot"]["sst2"].consistency <= 1
+    assert "calibrated (cc)" in icrbench("report", icrbench.folder / "out", "--table", "templates").out
 
 
 def test_a_way_that_is_missing_is_said(icrbench: Commands) -> None:

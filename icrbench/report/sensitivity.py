@@ -8,8 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
+from icrbench.data.task import OPEN_ENDED
 from icrbench.experiments import WAYS, Vary
 from icrbench.report.groups import Group, comparable_groups
+from icrbench.report.outcomes import Calibration, Outcomes
 from icrbench.store.records import CellRecord
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError
@@ -69,6 +71,7 @@ class Sensitivity:
         spreads: by label and task, where every way of every seed is there.
         plain: accuracy of plain zero-shot by task, as far as it is there.
         unfinished: labels of which some cells are missing or failed, with their tasks.
+        calibrate: what answers are corrected by.
     """
 
     vary: Vary
@@ -76,6 +79,12 @@ class Sensitivity:
     spreads: Mapping[str, Mapping[str, Spread]]
     plain: Mapping[str, float]
     unfinished: Mapping[str, Sequence[str]]
+    calibrate: Calibration = "none"
+
+    @property
+    def title(self) -> str:
+        """Title of its table."""
+        return self.group.title + ("" if self.calibrate == "none" else f" · calibrated ({self.calibrate})")
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:
@@ -113,7 +122,7 @@ class Sensitivity:
 
 
 def sensitivities(store: Store, vary: Vary) -> list[Sensitivity]:
-    """One for each table with cells that were varied so.
+    """One for each table with cells that were varied so; where they have priors, one more for each kind of these.
 
     Raises:
         UserError: if the folder has no results, or a file in it is damaged.
@@ -127,8 +136,16 @@ def sensitivities(store: Store, vary: Vary) -> list[Sensitivity]:
         own = record["cell"].get("variation")
         if own is not None and own["vary"] in _standing_in(vary, own["of"] in fits_nothing):
             varied[own["of"]][own["number"]] = record
-    found = [_sensitivity(store, vary, group, varied) for group in comparable_groups(records)]
-    return [one for one in found if one.spreads or one.unfinished]
+    outcomes, found = Outcomes(store), []
+    for group in comparable_groups(records):
+        raw = _sensitivity(store, outcomes, vary, group, varied, "none")
+        ways = [way for _, record in group.records for way in varied.get(record["key"], {}).values()]
+        if raw.spreads or raw.unfinished:
+            found.append(raw)
+        for calibrate in outcomes.kinds(ways):
+            corrected = _sensitivity(store, outcomes, vary, group, varied, calibrate)
+            found += [corrected] if corrected.spreads else []
+    return found
 
 
 def consistency(answers: Sequence[Sequence[Answer]]) -> float:
@@ -157,7 +174,14 @@ def _standing_in(vary: Vary, fits_nothing: bool) -> tuple[Vary, ...]:
     return (vary, "templates") if vary == "templates-refit" and fits_nothing else (vary,)
 
 
-def _sensitivity(store: Store, vary: Vary, group: Group, varied: Mapping[str, Mapping[int, CellRecord]]) -> Sensitivity:
+def _sensitivity(
+    store: Store,
+    outcomes: Outcomes,
+    vary: Vary,
+    group: Group,
+    varied: Mapping[str, Mapping[int, CellRecord]],
+    calibrate: Calibration,
+) -> Sensitivity:
     spreads: dict[str, dict[str, Spread]] = {}
     unfinished: dict[str, list[str]] = {}
     plain: dict[str, float] = {}
@@ -165,23 +189,23 @@ def _sensitivity(store: Store, vary: Vary, group: Group, varied: Mapping[str, Ma
     for label, record in group.records:
         by_task[label, record["cell"]["task"]].append(record)
     for (label, task), seeds in by_task.items():
-        if label == BASE and seeds[0]["result"] is not None:
-            plain[task] = seeds[0]["result"]["accuracy"]
+        if label == BASE and outcomes.has(seeds[0], calibrate):
+            plain[task] = _accuracy(outcomes, seeds[0], calibrate)
         if not any(record["key"] in varied for record in seeds):
             continue
         ways = [[record, *(varied[record["key"]].get(way) for way in range(1, WAYS[vary]))] for record in seeds]
-        complete = [[way for way in own if way is not None and way["status"] == "ok"] for own in ways]
+        complete = [[way for way in own if way is not None and outcomes.has(way, calibrate)] for own in ways]
         if all(len(own) == WAYS[vary] for own in complete):
-            spreads.setdefault(label, {})[task] = _spread(store, complete, group.written)
+            spreads.setdefault(label, {})[task] = _spread(store, outcomes, complete, calibrate)
         else:
             unfinished.setdefault(label, []).append(task)
-    return Sensitivity(vary, group, spreads, plain, unfinished)
+    return Sensitivity(vary, group, spreads, plain, unfinished, calibrate)
 
 
-def _spread(store: Store, seeds: Sequence[Sequence[CellRecord]], written: bool) -> Spread:
+def _spread(store: Store, outcomes: Outcomes, seeds: Sequence[Sequence[CellRecord]], calibrate: Calibration) -> Spread:
     """Return the spread of one method on one task: records by seed, then way."""
-    answers = [[_answers(store, record, written) for record in ways] for ways in seeds]
-    accuracies = [[record["result"]["accuracy"] for record in ways if record["result"]] for ways in seeds]
+    answers = [[_answers(store, outcomes, record, calibrate) for record in ways] for ways in seeds]
+    accuracies = [[_accuracy(outcomes, record, calibrate) for record in ways] for ways in seeds]
     kappas = [kappa for kappa in map(fleiss_kappa, answers) if kappa is not None]
     return Spread(
         tuple(statistics.mean(way) for way in zip(*accuracies, strict=True)),
@@ -190,10 +214,17 @@ def _spread(store: Store, seeds: Sequence[Sequence[CellRecord]], written: bool) 
     )
 
 
-def _answers(store: Store, record: CellRecord, written: bool) -> list[Answer]:
+def _accuracy(outcomes: Outcomes, record: CellRecord, calibrate: Calibration) -> float:
+    return float(outcomes.answers(record, calibrate).correct.mean())
+
+
+def _answers(store: Store, outcomes: Outcomes, record: CellRecord, calibrate: Calibration) -> list[Answer]:
     """Return what a cell answered, in the order of its rows' names."""
-    column = "text" if written else "prediction"
+    column = "text" if record["task"]["role"] == OPEN_ENDED else "prediction"
     rows = store.rows(record["key"], ["example_id", column]).to_pylist()
     if len({row["example_id"] for row in rows}) != len(rows):
         raise UserError(f"examples/{record['key']}.parquet has an example twice: delete it and run again.")
+    if calibrate != "none":
+        for row, predicted in zip(rows, outcomes.outcome(record, calibrate).predicted.tolist(), strict=True):
+            row[column] = predicted
     return [row[column] for row in sorted(rows, key=lambda row: str(row["example_id"]))]

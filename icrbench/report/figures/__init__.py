@@ -99,7 +99,10 @@ def _figures(folder: Path) -> dict[str, tuple[list[tuple[str, Figure]], str]]:
     for vary in get_args(Vary):
         varied = [] if store.empty else [own for own in sensitivities(store, vary) if own.spreads]
         if varied:  # wanted by few, so that their absence is nothing to tell of
-            found[vary] = ([(_short(own.group), sensitivity.sensitivity(own)) for own in varied], run)
+            found[vary] = (
+                [(f"{_short(own.group)} {own.calibrate}", sensitivity.sensitivity(own)) for own in varied],
+                run,
+            )
     return found
 
 

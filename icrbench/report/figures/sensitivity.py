@@ -46,7 +46,7 @@ def sensitivity(found: Sensitivity) -> Figure:
     headline(
         figure,
         f"Accuracy under {WAYS[found.vary]} {_WORDS[found.vary]}",
-        f"{found.group.title}. Dot: one of {WAYS[found.vary]} ways; filled, the plain one. Bar: from the lowest to the"
+        f"{found.title}. Dot: one of {WAYS[found.vary]} ways; filled, the plain one. Bar: from the lowest to the"
         " highest. Tick: mean.",
     )
     return figure

@@ -40,7 +40,7 @@ def _averages(experiment: Experiment, found: Sensitivity) -> Sheet:
     rows = tuple((Entry(display_name(label)), *map(Entry, _summary(found, label))) for label in found.spreads)
     grid = Grid(experiment.title, (*header, "vs zero-shot: plain", "mean [min, max]"), rows)
     numbers = tuple(_numbers(found))
-    return Sheet(found.group.title, grid, tuple(_notes(experiment, found)), tuple(found.group.origin), numbers)
+    return Sheet(found.title, grid, tuple(_notes(experiment, found)), tuple(found.group.origin), numbers)
 
 
 def _by_task(experiment: Experiment, found: Sensitivity) -> Sheet:
@@ -50,7 +50,7 @@ def _by_task(experiment: Experiment, found: Sensitivity) -> Sheet:
     )
     note = f"Plain accuracy in % and, in brackets, the lowest and highest of {WAYS[found.vary]} ways."
     grid = Grid(experiment.title, ("method", *found.tasks), rows)
-    return Sheet(f"{found.group.title} · by task", grid, (note,), (), ())
+    return Sheet(f"{found.title} · by task", grid, (note,), (), ())
 
 
 def _summary(found: Sensitivity, label: str) -> Iterator[str]:
@@ -93,6 +93,7 @@ def _numbers(found: Sensitivity) -> Iterator[dict[str, object]]:
                 yield {
                     **found.group.place(),
                     "vary": found.vary,
+                    "calibrate": found.calibrate,
                     "method": label,
                     "task": task,
                     "way": way,
