@@ -73,7 +73,7 @@ def test_all_rivals_of_a_close_race_are_counted(store: Store) -> None:
     fill(store, "zero_shot", None, [40, 40, 40, 40])
     for place, label in enumerate(("icr", "ltv", "icv", "i2cl")):
         fill(store, label, 0, [80, 70, 80, 81 - place])
-    assert only(store)[1].headline.endswith("but its lead over ltv and 2 others is not certain.")
+    assert only(store)[1].headline.endswith("but its lead over linear task vector and 2 others is not certain.")
 
 
 def test_variants_are_judged_by_their_plain_method(store: Store) -> None:
