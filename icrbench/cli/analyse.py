@@ -22,6 +22,8 @@ def add(commands: "Subcommands") -> None:
 def command(options: argparse.Namespace) -> int:
     """Analyse fits, or PCA on synthetic data."""
     if options.theory:
+        if options.methods or options.experiment:
+            raise UserError("--theory is not allowed with --methods or --experiment: it needs no method.")
         if options.models or options.tasks or options.seeds:
             raise UserError("--theory draws data of its own: leave out --models, --tasks and --seeds.")
     else:

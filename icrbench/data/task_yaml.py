@@ -49,8 +49,9 @@ def read_task(path: Path) -> Task:
     """
     top = read_yaml(path)
     top.only(*KEYS)
-    top.require(*(key for key in KEYS if key not in OPTIONAL))
     form = _answer_form(top)
+    needed = "max_new_tokens" if form == "generate" else "options"
+    top.require(*(key for key in KEYS if key not in OPTIONAL or key == needed))
     options = () if form == "generate" else top.texts("options")
     choices = _choices(top, options)
     fields = _fields(top)

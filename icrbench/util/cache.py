@@ -195,10 +195,10 @@ def verified(folder: Path, description: str = DESCRIPTION) -> Mapping[str, Any]:
 
 
 def _names(folder: Path) -> list[str]:
-    """List the files below a folder, without hidden files that systems leave (``._x``, ``.DS_Store``)."""
+    """List the files below a folder, without hidden files that systems leave (``._x``, ``.DS_Store``) and READMEs."""
     if not folder.is_dir():
         raise FileNotFoundError(folder)
-    files = (path for path in folder.rglob("*") if not path.name.startswith(".") and not path.is_dir())
+    files = (path for path in folder.rglob("*") if not path.name.startswith((".", "README")) and not path.is_dir())
     return sorted(path.relative_to(folder).as_posix() for path in files)
 
 

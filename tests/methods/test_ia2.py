@@ -18,7 +18,8 @@ from method_setup import fit, logits, zero_shot_questions
 from tiny import FAMILIES, LAYERS, tiny_backbone
 
 QUICK: dict[str, Any] = {"per_class": 2, "epochs": 2, "rank": 2, "learning_rate": 0.01}
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "ia2.json").read_text("utf-8"))
+STORED = json.loads((Path(__file__).parents[1] / "golden" / "ia2.json").read_text("utf-8"))
+GOLDEN = {**STORED["inputs"], **STORED["expected"]}
 SITES = [Site("attention", layer) for layer in range(LAYERS)]
 families = pytest.mark.parametrize("family", FAMILIES)
 

@@ -19,7 +19,8 @@ from method_setup import Slow, fit, logits, zero_shot_questions
 from tiny import FAMILIES, LAYERS, tiny_backbone
 
 QUICK: dict[str, Any] = {"per_class": 2, "epochs": 3, "rank": 2, "batch_size": 2, "learning_rate": 0.01}
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "reft.json").read_text("utf-8"))
+STORED = json.loads((Path(__file__).parents[1] / "golden" / "reft.json").read_text("utf-8"))
+GOLDEN = {**STORED["inputs"], **STORED["expected"]}
 families = pytest.mark.parametrize("family", FAMILIES)
 places = pytest.mark.parametrize("positions", ["l1", "f7+l7"])
 

@@ -1,0 +1,19 @@
+"""Which tests `make quick` leaves out: the files that take most of the suite's time, marked ``slow``."""
+
+from pathlib import Path
+
+import pytest
+
+FOLDERS = ("icr", "methods")
+SLOW = (
+    "test_contract test_distillation test_explain test_figures test_generation test_input_properties test_integrity"
+    " test_lm_eval_answers test_lm_eval_methods test_lm_eval_parity test_lm_eval_results test_misbehaving_plugins"
+    " test_packaging test_page_browser test_python test_python_docs test_runner test_sensitivity"
+).split()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.stem in SLOW or item.path.relative_to(here).parts[0] in FOLDERS:
+            item.add_marker(pytest.mark.slow)
