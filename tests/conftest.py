@@ -5,11 +5,30 @@ from pathlib import Path
 import pytest
 
 FOLDERS = ("icr", "methods")
-SLOW = (
-    "test_contract test_distillation test_explain test_figures test_generation test_input_properties test_integrity"
-    " test_lm_eval_answers test_lm_eval_methods test_lm_eval_parity test_lm_eval_results test_misbehaving_plugins"
-    " test_packaging test_page_browser test_python test_python_docs test_runner test_sensitivity"
-).split()
+SLOW = [
+    "test_chat",
+    "test_contract",
+    "test_distillation",
+    "test_experiments",
+    "test_explain",
+    "test_figures",
+    "test_generation",
+    "test_input_properties",
+    "test_integrity",
+    "test_lm_eval_answers",
+    "test_lm_eval_methods",
+    "test_lm_eval_parity",
+    "test_lm_eval_results",
+    "test_misbehaving_plugins",
+    "test_identity",
+    "test_packaging",
+    "test_page_browser",
+    "test_plugins",
+    "test_python",
+    "test_python_docs",
+    "test_runner",
+    "test_sensitivity",
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -160,9 +160,7 @@ def test_a_loss_that_is_not_finite_ends_the_training(store: TrunkStore) -> None:
     router = new_router()
     with torch.no_grad():
         router.alpha[2].bias.fill_(torch.nan)
-    with pytest.raises(
-        UserError, match=r"the router: the loss is not finite at step 1: nothing is trained yet"
-    ):
+    with pytest.raises(UserError, match=r"the router: the loss is not finite at step 1: nothing is trained yet"):
         train(store, router)
 
 
