@@ -171,9 +171,9 @@ class Recorder:
             "finished": outcome.finished.isoformat(timespec="seconds"),
         }
 
-    def _place(self, cell: Cell) -> records.Cell:
+    def _place(self, cell: Cell) -> records.CellName:
         """Where the cell stands in the grid."""
-        place: records.Cell = {
+        place: records.CellName = {
             "method": cell.method.method.name,
             "label": cell.label,
             "model": self._worker.backbone.revision.name,

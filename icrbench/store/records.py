@@ -57,7 +57,7 @@ class VariationSummary(TypedDict):
     """Key of the plain cell."""
 
 
-class Cell(TypedDict):
+class CellName(TypedDict):
     """Where the result stands in the grid, in the user's words."""
 
     method: str
@@ -164,7 +164,7 @@ class CellRecord(TypedDict):
     key: str
     """Hash of ``identity``, and the name of both files."""
     status: Literal["ok", "failed"]
-    cell: Cell
+    cell: CellName
     identity: dict[str, Any]
     """All that can change the result; two identities never share a row of a table."""
     task: TaskSummary
@@ -290,7 +290,7 @@ _FIELDS = {
     kind: {name: (_types(hint), _inner(hint)) for name, hint in get_type_hints(kind).items()}
     for kind in (
         CellRecord,
-        Cell,
+        CellName,
         VariationSummary,
         TaskSummary,
         DataSummary,

@@ -17,7 +17,7 @@ from icrbench.report.tables.calibration import calibration_sheets
 from icrbench.report.tables.cost import cost_sheet, parameter_sheet
 from icrbench.report.tables.iclness import iclness_sheets
 from icrbench.report.tables.paper import comparison_sheets
-from icrbench.report.tables.selection import Selection, fullest, select
+from icrbench.report.tables.row_selection import Selection, fullest, select
 from icrbench.report.tables.sensitivity import sensitivity_sheets
 from icrbench.report.tables.sheet import Sheet
 from icrbench.store.store import Store

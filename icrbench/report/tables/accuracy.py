@@ -9,7 +9,7 @@ from icrbench.experiments import Experiment
 from icrbench.report.leaderboard import AVERAGE, PAPER, ROLES, Column, Row, Score, Table, accuracies
 from icrbench.report.notes import failures, notes
 from icrbench.report.outcomes import Calibration, Outcomes
-from icrbench.report.tables.selection import Selection, place, row_notes
+from icrbench.report.tables.row_selection import Selection, place, row_notes
 from icrbench.report.tables.sheet import Sheet
 from icrbench.report.text.control import beside, besides, calibrated_accuracies
 from icrbench.report.text.grid import Entry, Grid

@@ -6,7 +6,7 @@ from icrbench.report.leaderboard import Table, leaderboard
 from icrbench.report.notes import notes
 from icrbench.report.outcomes import Calibration, Outcomes
 from icrbench.report.tables.accuracy import accuracy_sheet, every_row
-from icrbench.report.tables.selection import Selection, place, row_notes
+from icrbench.report.tables.row_selection import Selection, place, row_notes
 from icrbench.report.tables.sheet import Sheet
 from icrbench.report.text.control import control_column, control_grid, control_notes, controlled, numbers
 from icrbench.scoring.prior import KINDS

@@ -7,7 +7,7 @@ from icrbench.data.find_tasks import get_tasks
 from icrbench.report import costs as shared
 from icrbench.report.costs import cached, cost_text, spread
 from icrbench.report.origin import origin
-from icrbench.report.tables.selection import Selection, place, row_notes
+from icrbench.report.tables.row_selection import Selection, place, row_notes
 from icrbench.report.tables.sheet import Sheet
 from icrbench.report.text.grid import Entry, Grid
 from icrbench.report.text.numbers import MISSING

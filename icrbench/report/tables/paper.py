@@ -22,7 +22,7 @@ from icrbench.report.published import (
 )
 from icrbench.report.tables.accuracy import accuracy_table
 from icrbench.report.tables.cost import costs, parameters
-from icrbench.report.tables.selection import Selection, place
+from icrbench.report.tables.row_selection import Selection, place
 from icrbench.report.tables.sheet import Sheet
 from icrbench.report.text.grid import Entry, Grid
 from icrbench.report.text.numbers import MISSING
