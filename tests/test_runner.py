@@ -25,6 +25,7 @@ from icrbench.method import FitData, Fitted, Method, Scope
 from icrbench.methods.icr import training
 from icrbench.methods.zero_shot import ZeroShotFitted
 from icrbench.randomness import Randomness
+from icrbench.runner.changed_code import changed_code
 from icrbench.runner.recorder import Recorder
 from icrbench.runner.worker import Outcome
 from icrbench.store.artefact import Artefact
@@ -165,6 +166,18 @@ def test_changed_weights_template_or_code_are_run_again(icrbench: Commands, monk
     assert "give another --out" in sentence
     assert icrbench.run(**options).err == ""
     assert len(icrbench.records()) == 4
+
+
+def test_a_cell_that_another_process_has_just_finished_is_no_older_one(
+    icrbench: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    icrbench.run()
+    store = Store(icrbench.folder / "out")
+    identities = [record["identity"] for record in store.records()]
+    monkeypatch.setattr(Store, "holds", lambda self, key: False)  # when it was looked for it was not there yet
+    assert changed_code(store, identities) is None
+    edited = [{**identity, "code": {**identity["code"], "core": "edited"}} for identity in identities]
+    assert "1 of the cells" in str(changed_code(store, edited))
 
 
 def test_damaged_cells_are_run_again(icrbench: Commands) -> None:

@@ -28,7 +28,7 @@ def changed_code(store: Store, identities: Iterable[Mapping[str, Any]]) -> str |
     count = 0
     for identity in missing:
         then, now = there.get(_without_code(identity)), identity["code"]
-        if then is not None:
+        if then not in (None, now):  # equal: another process has just finished the cell
             count += 1
             changed = [name for name in now if then.get(name) != now[name]]
             changes |= dict.fromkeys(_change(name, then.get(name), now[name]) for name in changed)
