@@ -10,8 +10,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from icrbench.backbone import Backbone, make_batch
-from icrbench.backbone.anatomy import Dimensions
-from icrbench.data.task import Example, Task
 from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.demonstration_text import Demonstrations
@@ -19,7 +17,7 @@ from icrbench.toolkit.distillation import COST_OF_TRAINING
 from icrbench.toolkit.episodes import Episodes, Labelled, Questions, demonstration_tokens, minibatches
 from icrbench.toolkit.lora import LoRAFitted, initial_lora, seeded
 from icrbench.toolkit.optimisation import Schedule, optimise
-from icrbench.toolkit.prefix import cache_size, prefix_config
+from icrbench.toolkit.prefix import ShowsDemonstrations, prefix_config
 from icrbench.util.bounds import Bounds, Count, NotNegative, Positive, Share
 
 LETTERS = "qvom"  # projections that are adapted
@@ -39,35 +37,16 @@ class Order(NamedTuple):
     answers: tuple[int, ...]
 
 
-class TTTFitted(LoRAFitted):
+class TTTFitted(ShowsDemonstrations, LoRAFitted):
     """Low-rank factors, and the demonstrations if they are shown at test.
 
     Attributes:
-        config: of `LoRAFitted`; ``demonstrations`` (none if they are not shown), ``tokens`` and ``prefix_parameters``
-            of `prefix_config`; ``sequences``, how many orders were trained on.
+        config: of `LoRAFitted` and `ShowsDemonstrations`, whose tokens the adapted model computes like all others;
+            ``sequences``, how many orders were trained on.
         tensors: of `LoRAFitted`.
     """
 
     formula: ClassVar[str] = "rΣ(d_in + d_out) + 2MLGd_k"
-
-    @property
-    def shares_prefix(self) -> bool:  # type: ignore[override]  # here it depends on the demonstrations
-        """Whether there are any: all tokens are computed alike, by the adapted model."""
-        return bool(self.config["demonstrations"])
-
-    @property
-    def cached_parameters(self) -> int:
-        """The factors, and the demonstrations' keys and values."""
-        return super().cached_parameters + int(self.config["prefix_parameters"])
-
-    def parameters_by_formula(self, dims: Dimensions) -> int:
-        """Return that of the factors, and ``2 M L G d_k``, ``M`` being the demonstrations' tokens."""
-        return super().parameters_by_formula(dims) + cache_size(dims, int(self.config["tokens"]))
-
-    def prefix(self, task: Task, query: Example) -> Sequence[str]:
-        """Return the demonstrations, the same for every query."""
-        texts: list[str] = self.config["demonstrations"]
-        return texts
 
 
 @register("ttt")

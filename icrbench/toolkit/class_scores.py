@@ -15,11 +15,10 @@ from torch import Tensor
 from icrbench.backbone import Backbone
 from icrbench.backbone.anatomy import Dimensions
 from icrbench.backbone.sites import Site
-from icrbench.data.task import Example, Task
-from icrbench.method import FitData, Fitted, Method, Scope
+from icrbench.method import FitData, Method, Scope
 from icrbench.randomness import Randomness
 from icrbench.toolkit.episodes import Episodes, Question, Questions, shares
-from icrbench.toolkit.prefix import cache_size, prefix_config
+from icrbench.toolkit.prefix import ShowsDemonstrations, prefix_config
 from icrbench.toolkit.reading import last_token_vectors
 from icrbench.util.bounds import Count
 from icrbench.util.errors import UserError
@@ -27,29 +26,18 @@ from icrbench.util.errors import UserError
 OUT_OF_QUESTION = -1e4  # the logit of whatever is no class
 
 
-class ClassScores(Fitted):
+class ClassScores(ShowsDemonstrations):
     """A score for each class, from final hidden states that are the model's own.
 
     Attributes:
-        config: ``classes``, the token that answers with each class; and, as `prefix_config` makes them,
-            ``demonstrations`` (none if zero-shot), ``tokens`` and ``prefix_parameters``.
+        config: of `ShowsDemonstrations`; ``classes``, the token that answers with each class.
     """
 
     last_token_only: ClassVar[bool] = True
 
-    @property
-    def shares_prefix(self) -> bool:  # type: ignore[override]  # here it depends on the demonstrations
-        """Whether there are any."""
-        return bool(self.config["demonstrations"])
-
-    @property
-    def cached_parameters(self) -> int:
-        """What is compared with, and the demonstrations' keys and values."""
-        return super().cached_parameters + int(self.config["prefix_parameters"])
-
     def parameters_by_formula(self, dims: Dimensions) -> int:
-        """Vectors of ``d`` entries, and ``2 M L G d_k``."""
-        return dims.hidden * self.vectors + cache_size(dims, int(self.config["tokens"]))
+        """Return vectors of ``d`` entries, and ``2 M L G d_k``."""
+        return dims.hidden * self.vectors + super().parameters_by_formula(dims)
 
     @property
     @abstractmethod
@@ -59,11 +47,6 @@ class ClassScores(Fitted):
     @abstractmethod
     def class_scores(self, backbone: Backbone, states: Tensor) -> Tensor:
         """Scores ``[B, C]`` in float32 of final hidden states ``[B, d]``; the right class's is to be the highest."""
-
-    def prefix(self, task: Task, query: Example) -> Sequence[str]:
-        """Return the demonstrations, the same for every query."""
-        texts: list[str] = self.config["demonstrations"]
-        return texts
 
     def logits(self, backbone: Backbone, states: Tensor, token_ids: Tensor | None = None) -> Tensor:
         """Return the scores at the classes' tokens, and at all others a number below any score."""
