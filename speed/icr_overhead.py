@@ -18,7 +18,8 @@ from icrbench.methods.icr.directions import random_directions
 from icrbench.methods.icr.layers import target_layers
 from icrbench.methods.icr.router import HIDDEN, Router
 from icrbench.registry import make_method
-from icrbench.scoring.next_token import ScoringOptions, score
+from icrbench.scoring.batching import ScoringOptions
+from icrbench.scoring.next_token import score
 from icrbench.toolkit.encoder import sentence_encoder
 
 BATCH = 16

@@ -7,7 +7,8 @@ from common import backbone, options, report, rows, side_by_side
 from icrbench.method import FitData
 from icrbench.randomness import Randomness
 from icrbench.registry import make_method
-from icrbench.scoring.next_token import ScoringOptions, score
+from icrbench.scoring.batching import ScoringOptions
+from icrbench.scoring.next_token import score
 
 QUERIES = 200
 DEMONSTRATIONS = 20

@@ -19,8 +19,9 @@ from icrbench.data.task import NO_LABEL
 from icrbench.method import Fitted
 from icrbench.protocol import Datasets
 from icrbench.scoring import calibration
+from icrbench.scoring.batching import ScoringOptions
 from icrbench.scoring.calibration import CONTENT_FREE, INPUTS, RANDOM_TEXTS, examples, measure
-from icrbench.scoring.next_token import ScoringOptions, score
+from icrbench.scoring.next_token import score
 from icrbench.store.priors import read_priors
 from method_setup import fit
 from tiny import tiny_backbone

@@ -27,7 +27,8 @@ from icrbench.method import FitData, Fitted, Scope
 from icrbench.methods.reft import orthonormal
 from icrbench.randomness import Randomness
 from icrbench.registry import make_method, methods
-from icrbench.scoring.next_token import ScoringOptions, score
+from icrbench.scoring.batching import ScoringOptions
+from icrbench.scoring.next_token import score
 from icrbench.scoring.prompting import Prompter
 from icrbench.store.artefact import Artefact
 from icrbench.util.errors import UserError

@@ -15,7 +15,8 @@ from icrbench.method import FitData, Pool, Scope
 from icrbench.methods.few_shot import FewShot, FewShotFitted
 from icrbench.randomness import Randomness
 from icrbench.registry import make_method
-from icrbench.scoring.next_token import ScoringOptions, score
+from icrbench.scoring.batching import ScoringOptions
+from icrbench.scoring.next_token import score
 from icrbench.scoring.prompting import Prompter
 from icrbench.store.artefact import Artefact
 from icrbench.toolkit.encoder import sentence_encoder

@@ -12,7 +12,8 @@ from icrbench.data.rows import canonical_rows, to_examples
 from icrbench.data.sources import Demo, load
 from icrbench.data.task import Example
 from icrbench.method import Fitted
-from icrbench.scoring.next_token import Scored, ScoringOptions, score
+from icrbench.scoring.batching import ScoringOptions
+from icrbench.scoring.next_token import Scored, score
 from icrbench.scoring.written import exact_match, token_f1, words
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError

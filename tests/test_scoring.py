@@ -21,7 +21,8 @@ from icrbench.data.find_tasks import load_tasks
 from icrbench.data.task import Example, Task
 from icrbench.method import Fitted
 from icrbench.scoring import batching, next_token
-from icrbench.scoring.next_token import Scored, ScoringOptions, score
+from icrbench.scoring.batching import ScoringOptions
+from icrbench.scoring.next_token import Scored, score
 from icrbench.scoring.prompting import Prompter
 from icrbench.util.errors import UserError
 from reference import low_rank

@@ -8,7 +8,8 @@ import pytest
 from icrbench.backbone import make_batch
 from icrbench.data.task import Task
 from icrbench.method import Fitted
-from icrbench.scoring.next_token import Scored, ScoringOptions, score
+from icrbench.scoring.batching import ScoringOptions
+from icrbench.scoring.next_token import Scored, score
 from icrbench.scoring.prompting import Prompter
 from icrbench.util.errors import UserError
 from reference import reference_logits

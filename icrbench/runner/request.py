@@ -20,7 +20,7 @@ from icrbench.runner import presets
 from icrbench.runner.labels import LabelledMethod, check_precision, experiment_methods, parse_methods
 from icrbench.runner.presets import Preset
 from icrbench.runner.variation import PLAIN, Variation, variations
-from icrbench.scoring.next_token import ScoringOptions
+from icrbench.scoring.batching import ScoringOptions
 from icrbench.util.cache import cache_folder
 from icrbench.util.errors import UserError, unknown
 

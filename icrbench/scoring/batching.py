@@ -11,7 +11,7 @@ from transformers import DynamicCache
 from icrbench.backbone import Backbone, make_batch
 from icrbench.backbone.batch import PaddingSide
 from icrbench.backbone.memory import activation_bytes, free_bytes
-from icrbench.backbone.prefix import prefix_cache
+from icrbench.backbone.prefix import prefix_cache, shared_prefix
 from icrbench.method import Fitted
 
 CPU_TOKENS = 2048  # tokens a batch; more gives a CPU nothing
@@ -69,6 +69,47 @@ def shared_keys(backbone: Backbone, fitted: Fitted, tokens: Sequence[int]) -> Dy
     """Keys and values of tokens that many prompts start with, under a method that promises `Fitted.shares_prefix`."""
     with fitted.applied(backbone, make_batch([tokens], [""], device=backbone.device)):
         return prefix_cache(backbone, tokens)
+
+
+def in_batches(
+    backbone: Backbone,
+    fitted: Fitted,
+    prompts: Sequence[tuple[int, ...]],
+    options: ScoringOptions,
+    run: Callable[[list[int], int, DynamicCache | None], list[Result]],
+    progress: Callable[[int], object],
+    *,
+    alike: bool = False,
+) -> list[Result]:
+    """Run prompts batch by batch, with what all of them start with computed once where the method promises it.
+
+    Args:
+        backbone: the model.
+        fitted: the method.
+        prompts: tokens of each.
+        options: how to compute.
+        run: gives the results of some prompts, by number; takes how many leading tokens are shared, and their keys and
+            values.
+        progress: called with the number of prompts finished after each batch.
+        alike: behind a shared prefix, put prompts of one length alone into a batch.
+
+    Returns:
+        The results, in the order of the prompts.
+    """
+    shared = shared_prefix(prompts) if options.prefix_cache and fitted.shares_prefix else 0
+    groups: dict[int, list[int]] = {}
+    for number, tokens in enumerate(prompts):
+        groups.setdefault(len(tokens) if alike and shared else 0, []).append(number)
+    results: dict[int, Result] = {}
+    with torch.inference_mode():
+        prefix = shared_keys(backbone, fitted, prompts[0][:shared]) if shared else None
+        for group in groups.values():
+            for part in plan(backbone, [len(prompts[number]) for number in group], shared, options):
+                numbers = [group[place] for place in part]
+                found = retry_in_halves(lambda own: run(own, shared, prefix), numbers)
+                results.update(zip(numbers, found, strict=True))
+                progress(len(numbers))
+    return [results[number] for number in range(len(prompts))]
 
 
 def retry_in_halves(run: Callable[[list[int]], list[Result]], rows: list[int]) -> list[Result]:

@@ -22,7 +22,8 @@ from icrbench.backbone.reuse import Reused
 from icrbench.data.rows import choice_fields, choice_texts
 from icrbench.data.task import NO_LABEL, Example, Task
 from icrbench.method import Fitted
-from icrbench.scoring.next_token import ScoringOptions, score
+from icrbench.scoring.batching import ScoringOptions
+from icrbench.scoring.next_token import score
 from icrbench.scoring.prior import Kind
 
 CONTENT_FREE = ("N/A", "", "[MASK]")

@@ -1,6 +1,6 @@
 """Written answers: what the model writes after each prompt under a method, the likeliest token at every step."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -8,9 +8,9 @@ from transformers import DynamicCache
 
 from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.finite import not_finite
-from icrbench.backbone.prefix import expanded, shared_prefix
+from icrbench.backbone.prefix import expanded
 from icrbench.method import Fitted
-from icrbench.scoring.batching import ScoringOptions, plan, retry_in_halves, shared_keys
+from icrbench.scoring.batching import ScoringOptions, in_batches
 from icrbench.scoring.prompting import Prompt
 
 END = "\n"
@@ -37,34 +37,12 @@ def generated(
         options: how to compute; padding is on the left, whatever they say.
         progress: called with the number of rows finished after each batch.
     """
-    cacheable = options.prefix_cache and fitted.shares_prefix
-    shared = shared_prefix([prompt.tokens for prompt in prompts]) if cacheable else 0
-    results: dict[int, str] = {}
-    with torch.inference_mode():
-        prefix = shared_keys(backbone, fitted, prompts[0].tokens[:shared]) if shared else None
-        for rows in _batches(backbone, prompts, shared, options):
-            texts = retry_in_halves(
-                lambda part: _written(backbone, fitted, [prompts[row] for row in part], shared, prefix, most_tokens),
-                rows,
-            )
-            results.update(zip(rows, texts, strict=True))
-            progress(len(rows))
-    return [results[row] for row in range(len(prompts))]
 
+    def run(rows: list[int], shared: int, prefix: DynamicCache | None) -> list[str]:
+        return _written(backbone, fitted, [prompts[row] for row in rows], shared, prefix, most_tokens)
 
-def _batches(
-    backbone: Backbone, prompts: Sequence[Prompt], shared: int, options: ScoringOptions
-) -> Iterator[list[int]]:
-    """Row numbers batch by batch; behind a shared prefix rows of one length alone.
-
-    Padding between prefix and query would count as tokens in a sliding window.
-    """
-    alike: dict[int, list[int]] = {}
-    for row, prompt in enumerate(prompts):
-        alike.setdefault(len(prompt.tokens) if shared else 0, []).append(row)
-    for own in alike.values():
-        for part in plan(backbone, [len(prompts[row].tokens) for row in own], shared, options):
-            yield [own[number] for number in part]
+    # Padding between prefix and query would count as tokens in a sliding window.
+    return in_batches(backbone, fitted, [prompt.tokens for prompt in prompts], options, run, progress, alike=True)
 
 
 def _written(

@@ -15,13 +15,12 @@ from transformers import DynamicCache
 
 from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.finite import not_finite
-from icrbench.backbone.prefix import expanded, shared_prefix
+from icrbench.backbone.prefix import expanded
 from icrbench.backbone.reuse import Reused
 from icrbench.backbone.trunk import continue_from
 from icrbench.data.task import Example, Task
 from icrbench.method import Fitted
-from icrbench.scoring.batching import AUTOMATIC, plan, retry_in_halves, shared_keys
-from icrbench.scoring.batching import ScoringOptions as ScoringOptions
+from icrbench.scoring.batching import AUTOMATIC, ScoringOptions, in_batches
 from icrbench.scoring.generation import generated
 from icrbench.scoring.prompting import Prompt, Prompter
 from icrbench.scoring.whole_options import whole_option_scores
@@ -96,21 +95,11 @@ def _option_logits(
     progress: Callable[[int], object],
 ) -> list[tuple[float, ...]]:
     """Logits of the options' first tokens, row by row."""
-    cacheable = options.prefix_cache and fitted.shares_prefix
-    shared = shared_prefix([prompt.tokens for prompt in prompts]) if cacheable else 0
-    results: dict[int, tuple[float, ...]] = {}
-    with torch.inference_mode():
-        prefix = shared_keys(backbone, fitted, prompts[0].tokens[:shared]) if shared else None
-        for rows in plan(backbone, [len(prompt.tokens) for prompt in prompts], shared, options):
-            logits = retry_in_halves(
-                lambda part: _score_batch(
-                    backbone, fitted, [prompts[row] for row in part], shared, prefix, options, reused
-                ),
-                rows,
-            )
-            results.update(zip(rows, logits, strict=True))
-            progress(len(rows))
-    return [results[row] for row in range(len(prompts))]
+
+    def run(rows: list[int], shared: int, prefix: DynamicCache | None) -> list[tuple[float, ...]]:
+        return _score_batch(backbone, fitted, [prompts[row] for row in rows], shared, prefix, options, reused)
+
+    return in_batches(backbone, fitted, [prompt.tokens for prompt in prompts], options, run, progress)
 
 
 def _score_batch(

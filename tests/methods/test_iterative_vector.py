@@ -11,7 +11,8 @@ from icr_setup import demo_pool, demo_test
 from icrbench.backbone import make_batch
 from icrbench.data.find_tasks import load_tasks
 from icrbench.methods.iterative_vector import STRENGTHS, IterativeVector, IterativeVectorFitted
-from icrbench.scoring.next_token import ScoringOptions, score
+from icrbench.scoring.batching import ScoringOptions
+from icrbench.scoring.next_token import score
 from icrbench.toolkit.episodes import Episode, Labelled, Question, Questions
 from icrbench.util.errors import UserError
 from method_setup import Slow, asked, fit, logits, zero_shot_questions

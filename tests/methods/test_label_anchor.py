@@ -18,7 +18,8 @@ from icrbench.method import FitData
 from icrbench.methods.label_anchor import LabelAnchor, LabelAnchorFitted
 from icrbench.randomness import Randomness
 from icrbench.registry import make_method
-from icrbench.scoring.next_token import ScoringOptions, score
+from icrbench.scoring.batching import ScoringOptions
+from icrbench.scoring.next_token import score
 from icrbench.scoring.prompting import Prompter
 from icrbench.store.artefact import Artefact
 from icrbench.toolkit.demonstration_text import Demonstrations

@@ -13,7 +13,8 @@ from icrbench.method import FitData
 from icrbench.methods.lora import LoRA
 from icrbench.randomness import Randomness
 from icrbench.registry import make_method
-from icrbench.scoring.next_token import ScoringOptions, score
+from icrbench.scoring.batching import ScoringOptions
+from icrbench.scoring.next_token import score
 from icrbench.store.artefact import Artefact
 from icrbench.toolkit.lora import HEAD, LoRAFitted
 from icrbench.util.errors import UserError

@@ -12,7 +12,8 @@ from icrbench.method import FitData
 from icrbench.methods.soft_prompt import SoftPrompt, SoftPromptFitted
 from icrbench.randomness import Randomness
 from icrbench.registry import make_method
-from icrbench.scoring.next_token import ScoringOptions, score
+from icrbench.scoring.batching import ScoringOptions
+from icrbench.scoring.next_token import score
 from icrbench.store.artefact import Artefact
 from icrbench.util.errors import UserError
 from tiny import FAMILIES, tiny_backbone

@@ -12,7 +12,8 @@ from icrbench.methods.few_shot import FewShotFitted
 from icrbench.methods.ttt import LETTERS, TTT, TTTFitted, loss, several_answers
 from icrbench.randomness import Randomness
 from icrbench.registry import make_method
-from icrbench.scoring.next_token import ScoringOptions, score
+from icrbench.scoring.batching import ScoringOptions
+from icrbench.scoring.next_token import score
 from icrbench.toolkit.episodes import Labelled, Questions
 from icrbench.toolkit.lora import initial_lora
 from icrbench.toolkit.prefix import prefix_config
