@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from icrbench.api.hub import fetch
-from icrbench.backbone import Backbone, make_batch
+from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.batch import PaddingSide
 from icrbench.backbone.load import load_backbone, wrap
 from icrbench.data.free_text import as_query
@@ -48,8 +48,7 @@ class Fit:
 
     def inputs(self, texts: Sequence[str], padding: PaddingSide = "left") -> dict[str, torch.Tensor]:
         """Tokens of ``prompts(texts)`` for ``model.generate`` or ``model(...)``: ``input_ids``, ``attention_mask``."""
-        batch = self._batch(texts, padding)
-        return {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+        return _inputs(self._batch(texts, padding))
 
     @contextmanager
     def on(self, texts: str | Sequence[str], padding: PaddingSide = "left") -> Iterator[None]:
@@ -76,18 +75,23 @@ class Fit:
         Returns:
             What follows each text.
         """
-        inputs = self.inputs(texts)
-        with self.on(texts), torch.no_grad():
-            tokens = self.backbone.model.generate(**inputs, **{"do_sample": False, **options})  # type: ignore[operator]
-        width = inputs["input_ids"].shape[1]
+        batch = self._batch(texts, "left")
+        asked = {**_inputs(batch), "do_sample": False, **options}
+        with self.fitted.applied(self.backbone, batch), torch.no_grad():
+            tokens = self.backbone.model.generate(**asked)  # type: ignore[operator]
+        width = batch.input_ids.shape[1]
         found: list[str] = self.backbone.tokenizer.batch_decode(tokens[:, width:], skip_special_tokens=True)
         return found
 
-    def _batch(self, texts: Sequence[str], padding: PaddingSide) -> Any:
+    def _batch(self, texts: Sequence[str], padding: PaddingSide) -> Batch:
         if not texts:
             raise UserError("no text given: name at least one.")
         sequences = [self.backbone.encode(text) for text in self.prompts(texts)]
         return make_batch(sequences, texts, device=self.backbone.device, padding=padding)
+
+
+def _inputs(batch: Batch) -> dict[str, torch.Tensor]:
+    return {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
 
 
 def load_fit(
@@ -109,8 +113,6 @@ def load_fit(
         UserError: if the fit cannot be read, or was made on other weights.
     """
     if isinstance(model, PreTrainedModel):
-        if tokenizer is None:
-            raise UserError("a loaded model needs its tokenizer: icrbench.load_fit(source, model, tokenizer).")
         backbone = wrap(model, tokenizer)
     else:
         backbone = model if isinstance(model, Backbone) else load_backbone(model)

@@ -1,5 +1,6 @@
 """Fits on a model hub: what is sent, the card that says what it is, and how it comes back."""
 
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,13 +9,12 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from icrbench.report.stats import wilson
-from icrbench.store.artefact import Artefact
+from icrbench.store.artefact import DESCRIPTION, WEIGHTS, Artefact
 from icrbench.store.records import CellRecord
 from icrbench.store.store import Store
-from icrbench.util.errors import UserError
-from icrbench.util.files import write_atomic
+from icrbench.util.errors import UserError, said
 
-FILES = ("fitted.json", "fitted.safetensors")
+FILES = (DESCRIPTION, WEIGHTS)
 
 
 def push(fit: Path, repository: str, *, private: bool = False) -> str:
@@ -33,14 +33,15 @@ def push(fit: Path, repository: str, *, private: bool = False) -> str:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         for name in FILES:
-            write_atomic(folder / name, (fit / name).read_bytes())
-        write_atomic(folder / "README.md", card(artefact, _records(fit), repository))
+            shutil.copyfile(fit / name, folder / name)
+        (folder / "README.md").write_text(card(artefact, _records(fit), repository), "utf-8")
         try:
             api.create_repo(repository, private=private, exist_ok=True)
             api.upload_folder(repo_id=repository, folder_path=folder, commit_message=f"Fit of {artefact.method.name}")
         except (HfHubHTTPError, OSError, ValueError) as error:
-            words = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-            raise UserError(f"cannot push to '{repository}' ({words}): check the name and `hf auth login`.") from error
+            raise UserError(
+                f"cannot push to '{repository}' ({said(error)}): check the name and `hf auth login`."
+            ) from error
     return f"https://huggingface.co/{repository}"
 
 
@@ -54,8 +55,9 @@ def fetch(repository: str) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(FILES)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        words = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise UserError(f"no fit '{repository}': neither a folder, nor to be had from the hub ({words}).") from error
+        raise UserError(
+            f"no fit '{repository}': neither a folder, nor to be had from the hub ({said(error)})."
+        ) from error
 
 
 def card(artefact: Artefact, records: Sequence[CellRecord], repository: str) -> str:

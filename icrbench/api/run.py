@@ -11,7 +11,7 @@ from icrbench.api.results import Results, results
 from icrbench.backbone.load import wrap
 from icrbench.runner.request import Request
 from icrbench.runner.run import run as run_request
-from icrbench.util.errors import UserError, unknown
+from icrbench.util.errors import unknown
 
 PATHS = ("data_dir", "tasks_dir", "methods_dir", "out", "cache_dir")
 OPTIONS = tuple(name for name in inspect.signature(Request.build).parameters if name != "models")
@@ -47,8 +47,6 @@ def run(
     asked: dict[str, Any] = {"methods": methods, "models": models, **options}
     asked |= {name: Path(asked[name]) for name in PATHS if asked.get(name) is not None}
     if isinstance(models, PreTrainedModel):
-        if tokenizer is None:
-            raise UserError("a loaded model needs its tokenizer: icrbench.run(models=model, tokenizer=tokenizer, ...).")
         asked["models"] = [wrap(models, tokenizer)]
     elif not isinstance(models, str):
         asked["models"] = [str(model) for model in ([models] if isinstance(models, Path) else models)]

@@ -6,7 +6,7 @@ from typing import Self
 
 from transformers import PreTrainedTokenizerBase
 
-from icrbench.util.errors import UserError
+from icrbench.util.errors import UserError, said
 
 _MESSAGE = "the-user-says-this"
 
@@ -36,8 +36,7 @@ class ChatFrame:
             turns = [{"role": "user", "content": _MESSAGE}]
             text = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
         except Exception as error:  # whatever a template raises
-            problem = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise UserError(f"the chat template of model '{model}' cannot be used ({problem}).") from error
+            raise UserError(f"the chat template of model '{model}' cannot be used ({said(error)}).") from error
         before, found, after = text.partition(_MESSAGE)
         if not found or _MESSAGE in after:
             raise UserError(f"the chat template of model '{model}' does not keep a user's words as they are.")

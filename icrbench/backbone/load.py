@@ -1,5 +1,6 @@
 """Load a model by name, hub id, folder or GGUF file."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from icrbench.backbone.anatomy import anatomy_of
 from icrbench.backbone.chat import ChatFrame
 from icrbench.backbone.core import Backbone, Revision
-from icrbench.backbone.fingerprint import weights_fingerprint
 from icrbench.backbone.gguf import converted, packaged_gguf
 from icrbench.backbone.whole import check_files, check_weights, uses_remote_code
 from icrbench.model_names import check_model, known_models, name_and_revision, path_of
@@ -121,16 +121,19 @@ def _way(error: Exception, location: str, folder: Path | None) -> str:
     )
 
 
-def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Backbone:
+def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
     """Take a model that is loaded already; its attention function and evaluation mode are set, its weights stay.
 
     Raises:
-        UserError: for an unsupported family.
+        UserError: for an unsupported family, or without the tokenizer.
     """
+    if tokenizer is None:
+        raise UserError("a loaded model needs its tokenizer: give it beside the model, as tokenizer=...")
     found: Backbone | None = getattr(model, _WRAPPED, None)
     if found is None or found.tokenizer is not tokenizer:
         name = str(model.config.name_or_path or type(model).__name__)
-        found = Backbone(model, tokenizer, Revision(name, "memory", weights_fingerprint(model)[:16]))
+        found = Backbone(model, tokenizer, Revision(name, "memory", ""))
+        found.revision = replace(found.revision, revision=found.content["weights"][:16])
         setattr(model, _WRAPPED, found)  # two fits on one model must know of each other
     return found
 

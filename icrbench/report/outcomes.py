@@ -103,10 +103,10 @@ class Outcomes:
         Raises:
             UserError, ValueError: as ``answers``.
         """
-        rows, priors = self._rows(record), read_priors(self.folder, record["key"])
+        rows = self._rows(record)
         if calibrate == "none":
             return Outcome(rows.gold, rows.predicted, np.exp(log_softmax(rows.logits)))
-        scores = _scores(rows, priors, calibrate)
+        scores = _scores(rows, read_priors(self.folder, record["key"]), calibrate)
         if scores is None:
             raise ValueError(f"cell {record['key']} has no prior of kind {calibrate}")
         return Outcome(rows.gold, scores.argmax(axis=1), np.exp(scores))

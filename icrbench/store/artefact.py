@@ -18,10 +18,11 @@ from icrbench.backbone.metering import Cost
 from icrbench.method import Fitted, Method
 from icrbench.registry import make_method
 from icrbench.util.cache import Damaged, verified, write_kept
-from icrbench.util.errors import UserError
+from icrbench.util.errors import UserError, said
 
 FORMAT = 3  # of stored artefacts
 DESCRIPTION = "fitted.json"
+WEIGHTS = "fitted.safetensors"
 
 
 class DamagedArtefact(UserError):
@@ -76,7 +77,7 @@ class Artefact:
         """
 
         def fill(temporary: Path) -> dict[str, Any]:
-            save_file(_contiguous(self.fitted.tensors), temporary / "fitted.safetensors")
+            save_file(_contiguous(self.fitted.tensors), temporary / WEIGHTS)
             return {**self._description(), "cost": asdict(self.cost)}
 
         write_kept(folder, fill, DESCRIPTION)
@@ -96,7 +97,7 @@ class Artefact:
         try:
             if stored["format"] != FORMAT:
                 raise ValueError(f"format {stored['format']}, this version reads {FORMAT}")
-            tensors = load_file(folder / "fitted.safetensors")
+            tensors = load_file(folder / WEIGHTS)
             method = make_method(stored["method"], stored["hyperparameters"])
             config, model, cost = dict(stored["config"]), dict(stored["model"]), Cost.read(stored["cost"])
         except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError, UserError) as error:
@@ -126,7 +127,7 @@ class Artefact:
 
 
 def _unreadable(folder: Path, error: Exception) -> DamagedArtefact:
-    problem = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    problem = said(error)
     with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
         found = json.loads((folder / DESCRIPTION).read_bytes())["format"]
         if found != FORMAT:  # an older version's, whose json had no hash

@@ -11,7 +11,7 @@ from icrbench.backbone import Backbone
 from icrbench.method import FitData, Method, Scope
 from icrbench.randomness import Randomness
 from icrbench.registry import make_method
-from icrbench.store.artefact import Artefact, same_weights
+from icrbench.store.artefact import DESCRIPTION, Artefact, same_weights
 from icrbench.store.records import CellRecord
 from icrbench.store.store import Store
 from icrbench.util.cache import cache_folder
@@ -109,7 +109,7 @@ class FitName:
             if self.task not in (None, record["cell"]["task"]) and method.scope is not Scope.UNIVERSAL:
                 continue
             folder = store.fit_folder(identity)
-            if (folder / "fitted.json").exists():
+            if (folder / DESCRIPTION).exists():
                 fits.setdefault(folder, []).append(record)
         fits = self._labelled(fits)
         if not fits:
