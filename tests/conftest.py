@@ -1,8 +1,13 @@
-"""Which tests `make quick` leaves out: the files that take most of the suite's time, marked ``slow``."""
+"""What all tests share: the mark ``slow``, for files that `make quick` leaves out, and a registry of one's own."""
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from icrbench import method
+from icrbench.registry import methods
 
 FOLDERS = ("icr", "methods")
 SLOW = [
@@ -36,3 +41,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in SLOW or item.path.relative_to(here).parts[0] in FOLDERS:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture
+def own_registry() -> Iterator[None]:
+    """Methods registered by a test are not there for the next."""
+    methods()  # all modules are imported, so what follows is undone whole
+    known = dict(method.REGISTRY)
+    yield
+    method.REGISTRY.clear()
+    method.REGISTRY.update(known)
+    for name in [name for name in sys.modules if name.startswith("icrbench_methods_")]:
+        del sys.modules[name]

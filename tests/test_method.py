@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 
-from icrbench import method as method_module
 from icrbench.backbone import Backbone, Batch, Revision, make_batch
 from icrbench.backbone.attention import extra_channels
 from icrbench.backbone.metering import Cost
@@ -46,13 +45,8 @@ class Example(Method):
 
 
 @pytest.fixture(autouse=True)
-def _example() -> Iterator[None]:
-    methods()  # all modules are imported, so what follows is undone whole
-    known = dict(method_module.REGISTRY)
+def _example(own_registry: None) -> None:
     register("example")(Example)
-    yield
-    method_module.REGISTRY.clear()
-    method_module.REGISTRY.update(known)
 
 
 def test_methods_are_found_by_their_files() -> None:

@@ -3,16 +3,15 @@
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from cli_setup import Commands, Done, icrbench, model_folder
 from icrbench import method
-from icrbench.registry import methods
 
 __all__ = ["icrbench"]  # a fixture
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 PLUGIN = """
 import os, signal, sys, threading, time
@@ -145,17 +144,6 @@ HARMLESS: dict[str, dict[str, str]] = {
         ),
     },
 }
-
-
-@pytest.fixture(autouse=True)
-def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    methods()
-    known = dict(method.REGISTRY)
-    yield
-    method.REGISTRY.clear()
-    method.REGISTRY.update(known)
-    for name in [name for name in sys.modules if name.startswith("icrbench_methods_")]:
-        del sys.modules[name]
 
 
 def run(icrbench: Commands, parts: dict[str, str], out: str = "out", **options: object) -> Done:

@@ -1,6 +1,5 @@
 import re
 import sys
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ import pytest
 
 from cli_setup import Commands, icrbench
 from icr_setup import pools
-from icrbench import method
 from icrbench.method import FitData, Fitted
 from icrbench.randomness import Randomness
 from icrbench.registry import import_folder, make_method, methods
@@ -18,20 +16,9 @@ from test_contract import fingerprint, logits_of
 from tiny import tiny_backbone
 
 __all__ = ["icrbench"]  # a fixture
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 DOC = Path(__file__).parents[1] / "docs" / "add_a_method.md"
-
-
-@pytest.fixture(autouse=True)
-def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Methods registered by a test are not there for the next."""
-    methods()
-    known = dict(method.REGISTRY)
-    yield
-    method.REGISTRY.clear()
-    method.REGISTRY.update(known)
-    for name in [name for name in sys.modules if name.startswith("icrbench_methods_")]:
-        del sys.modules[name]
 
 
 @pytest.fixture

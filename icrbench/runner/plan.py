@@ -33,11 +33,9 @@ class Unit:
     """The unit of work: the cells that one fit serves.
 
     Attributes:
-        target: the task whose own train split the fit sees; None for a fit on the in-domain tasks, and for no fit.
         cells: of one method and seed, in the order of the tasks.
     """
 
-    target: str | None
     cells: tuple[Cell, ...]
 
 
@@ -83,5 +81,4 @@ def _units(request: Request, datasets: Datasets, method: LabelledMethod, seed: i
             for variation in dict.fromkeys(way for way in ways if way is not None):
                 place = (target, None if fitted else task.name, variation.of_fit)
                 groups.setdefault(place, []).append(Cell(method, task.name, seed, variation))
-    for (target, _, _), cells in groups.items():
-        yield Unit(target, tuple(cells))
+    yield from (Unit(tuple(cells)) for cells in groups.values())
