@@ -9,6 +9,7 @@ import pytest
 
 from cli_setup import Commands, Done, icrbench, model_folder
 from icrbench import method
+from icrbench.store.priors import keys_with_priors, read_priors
 
 __all__ = ["icrbench"]  # a fixture
 pytestmark = pytest.mark.usefixtures("own_registry")
@@ -146,14 +147,16 @@ HARMLESS: dict[str, dict[str, str]] = {
 }
 
 
-def run(icrbench: Commands, parts: dict[str, str], out: str = "out", **options: object) -> Done:
+def run(icrbench: Commands, parts: dict[str, str], out: str = "out", priors: bool = False, **options: object) -> Done:
     folder = icrbench.folder / "plugins"
     folder.mkdir(exist_ok=True)
     lines = {"fit": "pass", "intervene": "pass", "returned": "BadFitted({}, {})", "last": "False", "first": "None"}
     (folder / "bad.py").write_text(PLUGIN.format(**{**lines, **parts}))
     # bad stands between two runs of every other kind of cell: fitted or not, states kept or not
     order = "zero_shot,bad,few_shot:per_class=1,task_vector:layer=2:per_class=1:held_out=2"
-    return icrbench.run("--methods-dir", folder, **{"methods": order, "tasks": "sst2", "out": out, **options})
+    return icrbench.run(
+        "--methods-dir", folder, priors=priors, **{"methods": order, "tasks": "sst2", "out": out, **options}
+    )
 
 
 MEASURED = ("seconds", "bytes", "taken")  # parts of the names of what differs from run to run
@@ -204,6 +207,42 @@ def test_what_leaves_nothing_behind_is_no_misdeed(icrbench: Commands, clean: Cel
     done = run(icrbench, HARMLESS[deed])
     assert (done.code, done.counts) == (0, (4, 0, 0)), done
     assert not clean or cells(icrbench) == clean
+
+
+@pytest.mark.parametrize(
+    ("deed", "said"),
+    [
+        (
+            "backbone.blocks[1].register_forward_hook(lambda module, args, output: output * 2)",
+            "a hook on model.layers.1",
+        ),
+        ("self.tensors['x'] += 1", "another fit than it was given"),
+        ("sys.exit(0)", "tried to end the program"),
+    ],
+    ids=["hook", "fit", "exit"],
+)
+def test_a_misdeed_while_priors_are_measured_costs_them_alone(icrbench: Commands, deed: str, said: str) -> None:
+    assert icrbench.run(methods="few_shot:per_class=1", out="clean", priors=True).code == 0
+    now = icrbench.folder / "now"
+    parts = {
+        "returned": "BadFitted({}, {'x': torch.ones(2)})",
+        "intervene": f"if os.path.exists({str(now)!r}): {deed}",
+    }
+    assert run(icrbench, parts, methods="bad").code == 0
+    now.touch()
+    done = run(icrbench, parts, methods="bad,few_shot:per_class=1", priors=True)
+    assert done.code == 0
+    assert "no priors: bad" in done.out
+    assert said in done.out
+    assert cells(icrbench) == cells(icrbench, "clean")
+    assert measured(icrbench, "out") == measured(icrbench, "clean")
+
+
+def measured(icrbench: Commands, out: str) -> dict[str, Any]:
+    """Of all cells that have priors, what was measured."""
+    folder = icrbench.folder / out
+    found = {key: read_priors(folder, key) for key in keys_with_priors(folder)}
+    return {key: value["prompts"] for key, value in found.items() if value is not None}
 
 
 def test_a_number_that_a_look_misses_is_found_at_the_end(icrbench: Commands) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -94,6 +95,7 @@ class Worker:
             UserError: if a method has changed a model that was given loaded, and so cannot be loaded anew.
         """
         for cell in cells:
+            self._refuse_spoilt()
             started = datetime.now(UTC)
             result: Result | None = None
             rows: list[dict[str, Any]] = []
@@ -103,13 +105,8 @@ class Worker:
                 result, rows, fit = self._run(cell)
             except Exception as error:
                 failure = error
-            try:
-                self._check(cell)
-            except LeftBehind as error:
-                result, rows, fit, failure = None, [], None, failure or error
             yield Outcome(cell, started, datetime.now(UTC), result, rows, fit, failure)
-            if self._spoilt:
-                raise UserError(f"{self._spoilt} The model was given loaded, so load it anew and run again.")
+            self._refuse_spoilt()
 
     def verify(self) -> None:
         """Read every weight, where the looks between cells read a sample; fits made on changed ones are removed.
@@ -128,7 +125,13 @@ class Worker:
         return self._fits.get(method, folder, lambda: self._fit(cell), str(cell))
 
     def priors(self, cell: Cell) -> Priors:
-        """Measure what the cell's method answers to prompts that say nothing about the answer."""
+        """Measure what the cell's method answers to prompts that say nothing about the answer.
+
+        Raises:
+            LeftBehind: if the method has left something behind.
+            UserError: if a method has changed a model that was given loaded, and so cannot be loaded anew.
+        """
+        self._refuse_spoilt()
         fitted = self.fitted(cell).fitted
         task, test = cell.variation.task(self._datasets.tasks[cell.task]), self._datasets.test(cell.task)
         begin = time.perf_counter()
@@ -136,7 +139,8 @@ class Worker:
             option_sets = sorted({example.options for example in test}, key=len)
             self._texts[cell.task] = examples(task, option_sets, self._datasets.inputs(cell.task))
         texts = self._texts[cell.task]
-        measured = measure(self.backbone, fitted, task, texts, self._request.scoring, self._reused)
+        with self._applied(cell, fitted):
+            measured = measure(self.backbone, fitted, task, texts, self._request.scoring, self._reused)
         seconds = time.perf_counter() - begin
         read = {name for part in measured.get("bc", []) for name in part.ids}
         return {
@@ -151,9 +155,8 @@ class Worker:
         method = cell.method.method
         data = self._datasets.for_fit(method, cell.task)
         data = replace(data, pools=cell.variation.pools(data.pools))
-        with metered(self.backbone) as cost, contained(method.name):
+        with self._guarded(cell), metered(self.backbone) as cost:
             fitted = method.fit(self.backbone, data, cell.variation.randomness(cell.seed or 0))
-        self._check(cell)
         check_fit(self.backbone, method, fitted)
         return fitted, cost
 
@@ -173,16 +176,43 @@ class Worker:
         self._reused = Reused()  # what was computed with the changed model
         raise error
 
+    @contextmanager
+    def _guarded(self, cell: Cell) -> Iterator[None]:
+        """Run a method's code inside; whatever it leaves behind is an error."""
+        try:
+            with contained(cell.method.method.name):
+                yield
+        except Exception:
+            with suppress(LeftBehind):  # the method's own error says more
+                self._check(cell)
+            raise
+        self._check(cell)
+
+    @contextmanager
+    def _applied(self, cell: Cell, fitted: Fitted) -> Iterator[None]:
+        """Apply a fit inside, guarded; that the fit changes is an error, too."""
+        before = fingerprint(fitted)
+        changed = False
+        try:
+            with self._guarded(cell):
+                yield
+        finally:
+            if changed := fingerprint(fitted) != before:
+                self._fits.use(self.backbone)  # the next cell reads the fit anew
+        if changed:
+            raise sentence(cell.method.method.name, ["another fit than it was given"])
+
+    def _refuse_spoilt(self) -> None:
+        if self._spoilt:
+            raise UserError(f"{self._spoilt} The model was given loaded, so load it anew and run again.")
+
     def _run(self, cell: Cell) -> tuple[Result, list[dict[str, Any]], str | None]:
         artefact = self.fitted(cell)
         examples = self._datasets.test(cell.task)
-        before = fingerprint(artefact.fitted)
         begin = time.perf_counter()
-        with contained(cell.method.method.name):
+        with self._applied(cell, artefact.fitted):
             scored = self._score(cell, artefact.fitted, examples)
         seconds = time.perf_counter() - begin
-        if fingerprint(artefact.fitted) != before:
-            raise sentence(cell.method.method.name, ["another fit than it was given"])
         rows = [_row(example, answer) for example, answer in zip(examples, scored, strict=True)]
         stored = artefact.method.scope is not Scope.NONE
         return _result(rows, seconds, artefact), rows, artefact.sha256 if stored else None
