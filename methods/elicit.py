@@ -19,7 +19,7 @@ from icrbench.randomness import Randomness
 from icrbench.toolkit.encoder import by_similarity, sentence_encoder
 from icrbench.toolkit.episodes import Episodes, Question, Questions
 from icrbench.toolkit.reading import last_token_vectors
-from icrbench.toolkit.selection import by_layer
+from icrbench.toolkit.selection import ChooseBy, by_layer
 from icrbench.util.bounds import Count, NotNegative
 from icrbench.util.errors import UserError
 
@@ -37,7 +37,8 @@ class ElicitFitted(Fitted):
     Attributes:
         config: ``blocks`` ``[K]``, the blocks the states belong to, ascending; ``best`` ``[N]``, the block of each
             entry's task; ``k``; ``threshold``; ``own_weight``, ``vector_weight``; ``encoder`` and ``width`` of the
-            embeddings (0 without retrieval); ``sweep``, held-out accuracy by block (of several tasks: by task).
+            embeddings (0 without retrieval); ``sweep``, held-out accuracy by block (of several tasks: by task);
+            ``chosen_by``, what kind of accuracy.
         tensors: ``states`` ``[N, K, d]``; for retrieval ``embeddings`` ``[N, width]``, unit length.
     """
 
@@ -122,6 +123,7 @@ class Elicit(Method):
         vector_weight: factor on the entries' mean.
         layer: block number, from 0; none for the best of each task on held-out rows.
         held_out: train rows of each task held out to choose it by.
+        choose_by: whether by raw or by calibrated accuracy there (`icrbench.toolkit.selection`).
         encoder: sentence encoder for retrieval.
     """
 
@@ -133,6 +135,7 @@ class Elicit(Method):
     vector_weight: NotNegative = 2.0
     layer: int | None = None
     held_out: Count = 100
+    choose_by: ChooseBy = "raw"
     encoder: str = "minilm"
 
     scope: ClassVar[Scope] = Scope.TASK
@@ -162,7 +165,7 @@ class Elicit(Method):
             held_out = questions.zero_shot(episodes.held_out)
             states = self._states(backbone, prompts)
             candidates = [self._fitted([layer], [layer], own.mean(0)[None, None]) for layer, own in enumerate(states)]
-            chosen[name] = by_layer(self, self.layer, backbone, candidates, held_out)
+            chosen[name] = by_layer(self, self.layer, backbone, candidates, held_out, self.choose_by)
             read.append(states.transpose(0, 1))
             asked += [question.prompt.text for question in prompts]
         if len(chosen) == 1 and len(asked) <= self.k and self.threshold is None:
@@ -173,6 +176,7 @@ class Elicit(Method):
         library.tensors["embeddings"] = normalize(sentence_encoder(self.encoder)(asked), dim=1)
         library.config["width"] = library.tensors["embeddings"].shape[1]
         library.config["sweep"] = {name: own.config["sweep"] for name, own in chosen.items()}
+        library.config["chosen_by"] = self.choose_by if self.layer is None else None
         return library
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:

@@ -16,7 +16,7 @@ from icrbench.toolkit.distillation import Attempt, Lesson, TrainedOnDemonstratio
 from icrbench.toolkit.episodes import Episode, Episodes, Labelled, Questions, demonstration_tokens
 from icrbench.toolkit.lora import LoRAFitted, initial_lora
 from icrbench.toolkit.optimisation import Decay
-from icrbench.toolkit.selection import by_accuracy
+from icrbench.toolkit.selection import ChooseBy, by_accuracy
 from icrbench.util.bounds import Count, NotNegative, Share
 
 RATES = (1e-4, 3e-4, 1e-3)
@@ -58,6 +58,7 @@ class IA2(TrainedOnDemonstrations):
         learning_rate: of AdamW; 0 for the best on held-out rows.
         epochs: of each stage.
         held_out: train rows held out to choose it by.
+        choose_by: whether by raw or by calibrated accuracy there (`icrbench.toolkit.selection`).
     """
 
     learning_rate: NotNegative = 0.0
@@ -72,6 +73,7 @@ class IA2(TrainedOnDemonstrations):
     rank: Count = 8
     alpha: NotNegative = 8.0
     held_out: Count = 32
+    choose_by: ChooseBy = "raw"
 
     fitted: ClassVar[type[Fitted]] = LoRAFitted
 
@@ -96,7 +98,7 @@ class IA2(TrainedOnDemonstrations):
         if self.learning_rate:
             return candidates[0]
         questions = Questions(backbone).zero_shot(episodes.held_out)
-        return by_accuracy(backbone, candidates, questions, last_token_only=False)
+        return by_accuracy(backbone, candidates, questions, self.choose_by, last_token_only=False)
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
         """Return a few-shot prompt a row, then the rows, forward and backward, every epoch of every stage and rate."""

@@ -17,7 +17,7 @@ from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.episodes import Episodes, Labelled, Questions
 from icrbench.toolkit.reading import text_end_vectors
-from icrbench.toolkit.selection import accuracies, best
+from icrbench.toolkit.selection import ChooseBy, accuracies, best
 from icrbench.util.bounds import Count
 from icrbench.util.errors import UserError
 
@@ -27,7 +27,8 @@ class SADIFitted(Fitted):
 
     Attributes:
         config: ``heads``, the chosen ones as ``[layer, head]``, strongest first; ``strength``, the factor; ``scores``
-            ``[L][H]``; ``sweep``, held-out accuracy as ``[heads, strength, accuracy]`` (empty if there was no choice).
+            ``[L][H]``; ``sweep``, held-out accuracy as ``[heads, strength, accuracy]`` (empty if there was no choice);
+            ``chosen_by``, what kind of accuracy.
         tensors: ``mask`` ``[L, H]``, 1 for the chosen heads, else 0.
     """
 
@@ -78,12 +79,14 @@ class SADI(Method):
         heads: numbers of heads tried, joined by ``+``.
         strengths: factors tried, joined by ``+``.
         held_out: train rows held out to choose both by.
+        choose_by: whether by raw or by calibrated accuracy there (`icrbench.toolkit.selection`).
     """
 
     pairs: Count = 150
     heads: str = "1+2+4+6+8+10"
     strengths: str = "5+10+15+20+25+30+35+40+45+50+55+60+65+70+75+80"
     held_out: Count = 32
+    choose_by: ChooseBy = "raw"
 
     scope: ClassVar[Scope] = Scope.TASK
     budget: ClassVar[tuple[str, ...]] = ("pairs",)
@@ -113,8 +116,9 @@ class SADI(Method):
         if len(candidates) == 1:
             return candidates[0]
         questions = Questions(backbone).zero_shot(episodes.held_out)
-        found = accuracies(backbone, candidates, questions, last_token_only=True)
+        found = accuracies(backbone, candidates, questions, self.choose_by, last_token_only=True)
         chosen = candidates[best(found)]
+        chosen.config["chosen_by"] = self.choose_by
         chosen.config["sweep"] = [
             [len(own.config["heads"]), own.config["strength"], accuracy]
             for own, accuracy in zip(candidates, found, strict=True)

@@ -16,7 +16,7 @@ from icrbench.method import FitData, Fitted, Method, Scope, register
 from icrbench.randomness import Randomness
 from icrbench.toolkit.demonstration_text import Demonstrations
 from icrbench.toolkit.episodes import Episodes, Labelled, Questions, shares
-from icrbench.toolkit.selection import by_layer
+from icrbench.toolkit.selection import ChooseBy, by_layer
 from icrbench.util.bounds import Count, NotNegative
 
 Variant = Literal["momentum", "inner", "plain"]
@@ -81,6 +81,7 @@ class StateVector(Method):
         rate: factor on the mean step.
         layer: last block changed, from 0; none for the best on held-out rows.
         held_out: train rows held out to choose it by.
+        choose_by: whether by raw or by calibrated accuracy there (`icrbench.toolkit.selection`).
     """
 
     variant: Variant = "momentum"
@@ -88,6 +89,7 @@ class StateVector(Method):
     rate: NotNegative = 1.0
     layer: int | None = None
     held_out: Count = 32
+    choose_by: ChooseBy = "raw"
 
     scope: ClassVar[Scope] = Scope.TASK
     fitted: ClassVar[type[Fitted]] = StateVectorFitted
@@ -106,7 +108,8 @@ class StateVector(Method):
             )
             for layer in range(backbone.dims.layers)
         ]
-        return by_layer(self, self.layer, backbone, candidates, Questions(backbone).zero_shot(episodes.held_out))
+        questions = Questions(backbone).zero_shot(episodes.held_out)
+        return by_layer(self, self.layer, backbone, candidates, questions, self.choose_by)
 
     def fit_tokens(self, tokens: Mapping[str, float], classes: Mapping[str, int]) -> float:
         """Return the prompt and the held-out ones; the passes over single tokens are left out."""

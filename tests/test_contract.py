@@ -3,6 +3,7 @@
 import atexit
 import hashlib
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
@@ -231,6 +232,23 @@ def test_what_trains_by_gradient_says_so_and_its_budget_is_of_its_hyperparameter
     assert method.trained == (STEPS[name] > 0)
     assert set(method.budget) <= set(method.hyperparameters())
     assert methods()[name]().below_published() == {}
+
+
+CHOOSERS = sorted(
+    name
+    for name, kind in methods().items()
+    if {"by_layer", "by_accuracy", "accuracies"} & set(vars(sys.modules[kind.__module__]))
+)
+"""Methods that choose layers, strengths or learning rates on held-out train rows."""
+ASKED = ("layer", "strength", "heads", "learning_rate")
+
+
+@pytest.mark.parametrize("name", CHOOSERS)
+def test_a_method_that_chooses_can_do_so_by_calibrated_accuracy_and_says_so(name: str) -> None:
+    settings = {key: value for key, value in ROWS[name].settings.items() if key not in ASKED}
+    method = make_method(name, {**settings, "choose_by": "calibrated"})
+    fitted = method.fit(tiny_backbone("llama"), data_of(name), Randomness(0))
+    assert fitted.config["chosen_by"] == "calibrated"
 
 
 @every_method
