@@ -361,3 +361,9 @@ def test_ctrl_c_while_modules_are_imported_is_a_sentence(icrbench: Commands, mon
 
     monkeypatch.setitem(sys.modules, "icrbench.cli.entry", Slow("icrbench.cli.entry"))
     icrbench.refused(icrbench("list", "tasks"), "interrupted before anything was done")
+
+
+def test_packages_that_miss_parts_for_gpus_do_not_say_so() -> None:
+    code = "import sys\nfrom icrbench.cli import main\nmain(['list', 'methods', 'lora'])\nimport peft, bitsandbytes"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

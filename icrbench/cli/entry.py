@@ -1,6 +1,7 @@
 """From the words of a command line to a command, and from its errors to an exit code."""
 
 import argparse
+import logging
 import os
 import shlex
 import sys
@@ -16,6 +17,8 @@ from icrbench.cli import list as listing
 from icrbench.cli.options import Parser, one_line
 from icrbench.util.errors import UserError
 
+CHATTY = ("bitsandbytes", "torch.utils._pytree", "torchao")
+"""Loggers that tell which parts for GPUs are missing, whenever transformers imports what it finds installed."""
 INTERRUPTED = 2  # like any run that did not do what was asked; what is finished is kept
 COMMANDS = (run, analyse, explain, listing, report, compare, export, push, lm_eval, new, demo)
 """Modules, each with ``add(commands)``: makes the command's parser and sets its ``command``."""
@@ -24,6 +27,8 @@ COMMANDS = (run, analyse, explain, listing, report, compare, export, push, lm_ev
 def run_command(arguments: Sequence[str]) -> int:
     """Run a command; returns its exit code, as `icrbench.cli.main` says."""
     options = _parse(arguments)
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
