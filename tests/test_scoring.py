@@ -45,6 +45,12 @@ def some_reviews(count: int = 9) -> list[Example]:
     return [a_review(number, 1 + 7 * number % 23) for number in range(count)]
 
 
+def reviews_of_one_length(count: int) -> list[Example]:
+    """The same words in other orders."""
+    texts = (" ".join(random.Random(number).sample(WORDS, len(WORDS))) for number in range(count))
+    return [replace(a_review(number, 1), fields={"text": text}) for number, text in enumerate(texts)]
+
+
 def questions() -> list[Example]:
     made = []
     for number, letters in enumerate(["ABC", "ABCDE", "ABCD", "ABCDEFGH"]):
@@ -269,7 +275,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("kind", ["zero_shot", "routed", "shown"])
 def test_running_out_of_memory_halves_the_batch(kind: str, request: pytest.FixtureRequest) -> None:
-    backbone, examples = tiny_backbone("llama"), some_reviews(7)
+    backbone, examples = tiny_backbone("llama"), reviews_of_one_length(7)
     fitted = {"zero_shot": ZERO_SHOT, "routed": Routed({"family": "llama"}, {}), "shown": Shown({}, {})}[kind]
     wanted = score(backbone, fitted, SST2, examples)
     tried = request.getfixturevalue("small_memory")
@@ -298,7 +304,7 @@ def test_other_errors_are_not_taken_for_lack_of_memory(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Backbone, "hidden_states", fails)
     with pytest.raises(RuntimeError, match="shapes"):
-        score(tiny_backbone("llama"), ZERO_SHOT, SST2, some_reviews(3), ScoringOptions(batch_size=3))
+        score(tiny_backbone("llama"), ZERO_SHOT, SST2, reviews_of_one_length(3), ScoringOptions(batch_size=3))
     assert tried == [3]
 
 
@@ -320,7 +326,7 @@ def test_logits_that_are_no_numbers_are_an_error() -> None:
 def test_progress_counts_every_row_once() -> None:
     finished: list[int] = []
     options = ScoringOptions(batch_size=4)
-    score(tiny_backbone("llama"), ZERO_SHOT, SST2, some_reviews(9), options, progress=finished.append)
+    score(tiny_backbone("llama"), ZERO_SHOT, SST2, reviews_of_one_length(9), options, progress=finished.append)
     assert finished == [4, 4, 1]
 
 
@@ -333,10 +339,10 @@ def test_a_small_memory_makes_small_batches(monkeypatch: pytest.MonkeyPatch) -> 
         return run(sequences, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(next_token, "make_batch", counted)
-    wanted = score(tiny_backbone("llama"), ZERO_SHOT, SST2, some_reviews())
+    wanted = score(tiny_backbone("llama"), ZERO_SHOT, SST2, reviews_of_one_length(9))
     assert len(sizes) == 1
     sizes.clear()
     monkeypatch.setattr(batching, "token_budget", lambda backbone: 200)
-    same(score(tiny_backbone("llama"), ZERO_SHOT, SST2, some_reviews()), wanted)
+    same(score(tiny_backbone("llama"), ZERO_SHOT, SST2, reviews_of_one_length(9)), wanted)
     assert len(sizes) > 3
     assert max(sizes) <= 200

@@ -1,9 +1,10 @@
 """Token sequences to padded tensors."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,11 +46,35 @@ def by_length(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
         lengths: tokens of each sequence.
         most_tokens: of a batch, padding included; a longer sequence has one to itself.
     """
+    return least_padding(lengths, lambda longest: most_tokens // longest, most_tokens)
+
+
+def least_padding(lengths: Sequence[int], most_rows: Callable[[int], int], most_tokens: int) -> Iterator[list[int]]:
+    """Cut sequences into the batches that take least time together, longest first; yields their numbers.
+
+    A batch is reckoned to take its longest sequence times its rows, and for the pass itself as much as a 64th of the
+    most tokens. Among sequences sorted by length the best cuts are found exactly, from the end (dynamic programming).
+
+    Args:
+        lengths: tokens of each sequence that are computed.
+        most_rows: rows that fit beside a longest sequence of some tokens; one always does.
+        most_tokens: of a batch.
+    """
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    while order:
-        size = max(1, most_tokens // lengths[order[0]])
-        yield order[:size]
-        order = order[size:]
+    a_pass = most_tokens // 64
+    cost = np.zeros(len(order) + 1, dtype=np.int64)  # of the sequences from here on
+    rows = [0] * len(order)
+    for start in range(len(order) - 1, -1, -1):
+        longest = lengths[order[start]]
+        most = min(max(1, most_rows(longest)), len(order) - start)
+        counts = np.arange(most, 0, -1)  # of equally good cuts the one with the most rows is taken
+        costs = longest * counts + a_pass + cost[start + counts]
+        best = costs.argmin()
+        cost[start], rows[start] = costs[best], int(counts[best])
+    start = 0
+    while start < len(order):
+        yield order[start : start + rows[start]]
+        start += rows[start]
 
 
 def make_batch(

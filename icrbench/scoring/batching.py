@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from icrbench.backbone import Backbone, make_batch
-from icrbench.backbone.batch import PaddingSide
+from icrbench.backbone.batch import PaddingSide, least_padding
 from icrbench.backbone.memory import activation_bytes, free_bytes
 from icrbench.backbone.prefix import prefix_cache, shared_prefix
 from icrbench.method import Fitted
@@ -39,7 +39,7 @@ AUTOMATIC = ScoringOptions()
 
 
 def plan(backbone: Backbone, lengths: Sequence[int], shared: int, options: ScoringOptions) -> Iterator[list[int]]:
-    """Row numbers batch by batch: longest rows first, so that memory runs out at once or never.
+    """Row numbers batch by batch: longest rows first, so that lack of memory shows early.
 
     Args:
         backbone: the model.
@@ -47,16 +47,13 @@ def plan(backbone: Backbone, lengths: Sequence[int], shared: int, options: Scori
         shared: leading tokens that are computed once for all rows.
         options: how to compute.
     """
-    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     budget = token_budget(backbone)
-    while order:
-        longest = lengths[order[0]]
+
+    def most_rows(own: int) -> int:
         # Rows of a shared prefix cost their own tokens in time but the whole sequence in memory.
-        rows = max(1, budget // max(longest - shared, longest // 8))
-        if options.batch_size is not None:
-            rows = options.batch_size
-        yield order[:rows]
-        order = order[rows:]
+        return options.batch_size or budget // max(own, (shared + own) // 8)
+
+    return least_padding([length - shared for length in lengths], most_rows, budget)
 
 
 def token_budget(backbone: Backbone) -> int:

@@ -8,6 +8,7 @@ import torch
 
 from icr_setup import training_prompts
 from icrbench.backbone import Backbone, Revision, make_batch
+from icrbench.backbone.batch import by_length
 from icrbench.backbone.metering import metered
 from icrbench.backbone.trunk import continue_from, trunk_states
 from icrbench.methods.icr import trunkstore
@@ -237,6 +238,7 @@ def test_another_layer_runs_only_the_blocks_below_it(
     prompts = training_prompts(backbone, "sst2", 6)
     alone = {layer: filled(backbone, prompts, tmp_path / str(layer), layer) for layer in (0, 2, 4)}
     filled(backbone, prompts, tmp_path / "shared", 4)
+    batches = len(list(by_length([len(prompt.prompt.tokens) for prompt in prompts], trunkstore.BATCH_TOKENS)))
     passed = [0] * 6
     hooks = [
         block.register_forward_hook(lambda *_, number=number: passed.__setitem__(number, passed[number] + 1))
@@ -246,7 +248,7 @@ def test_another_layer_runs_only_the_blocks_below_it(
         for layer, runs in ((2, [1, 1, 0, 0, 0, 0]), (0, [0] * 6)):
             passed[:] = [0] * 6
             assert_same(filled(backbone, prompts, tmp_path / "shared", layer), alone[layer], 6)
-            assert passed == runs
+            assert passed == [batches * run for run in runs]
     finally:
         for hook in hooks:
             hook.remove()
