@@ -26,7 +26,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     Raises:
         UserError: if the folder cannot be made or written.
     """
-    temporary = _temporary(path)
+    temporary = temporary_beside(path)
     try:
         # Not tempfile, which makes files that only their owner may read.
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -51,7 +51,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     Raises:
         UserError: if the folder cannot be made or written.
     """
-    temporary = _temporary(path)
+    temporary = temporary_beside(path)
     try:
         temporary.mkdir()
     except OSError as error:
@@ -87,7 +87,7 @@ def remove(folder: Path) -> None:
     Raises:
         UserError: if it cannot be removed.
     """
-    aside = _temporary(folder)
+    aside = temporary_beside(folder)
     try:
         folder.rename(aside)
     except FileNotFoundError:  # another process has removed it
@@ -110,7 +110,7 @@ def remove_abandoned(folder: Path) -> None:
                     path.unlink()
 
 
-def _temporary(path: Path) -> Path:
+def temporary_beside(path: Path) -> Path:
     """Make the folder of ``path``; return a name beside ``path`` that says who writes it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
