@@ -154,7 +154,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_live_one_writes_is_not
 def test_what_another_machine_left_is_removed_when_it_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(files.platform, "node", lambda: "elsewhere")
-        theirs = files.temporary_beside(tmp_path / "a.json")
+        theirs = files._temporary(tmp_path / "a.json")
     theirs.write_text("")
     remove_abandoned(tmp_path)
     assert theirs.exists()

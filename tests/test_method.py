@@ -359,7 +359,7 @@ def test_the_same_weights_are_fine(dtype: torch.dtype, revision: Revision, tmp_p
 
 
 def test_what_is_there_stays(tmp_path: Path) -> None:
-    """As where two processes make one fit, and claims do nothing: no weights of one beside the json of another."""
+    """As where two processes make one fit, and locks do nothing: no weights of one beside the json of another."""
     backbone = tiny_backbone("llama")
     an_artefact(backbone, rank=3).save(tmp_path)
     second = an_artefact(backbone, rank=4)

@@ -317,7 +317,7 @@ def test_damaged_or_foreign_fits_are_made_again(icrbench: Commands) -> None:
     assert cells.items() <= content(icrbench.folder / "out").items()
 
 
-def test_a_fit_made_twice_where_claims_do_nothing_is_one(icrbench: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_made_twice_where_locks_do_nothing_is_one(icrbench: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes make the same fit at once, and one is faster: every cell is scored with the fit that stays."""
     save = Artefact.save
 
@@ -375,7 +375,7 @@ def test_icr_interrupted_and_resumed_is_icr_uninterrupted(icrbench: Commands, mo
             done = icrbench.run(**again)
         icrbench.refused(done, "interrupted; finished cells are kept, go on with: icrbench run --demo --methods")
         assert len(icrbench.records("cut")) == finished
-        assert not list((icrbench.folder / "cut" / "claims").iterdir())
+        assert not list((icrbench.folder / "cut" / "locks").iterdir())
     fits = nth_call(0, training.train_router)
     monkeypatch.setattr("icrbench.methods.icr.method.train_router", fits)
     assert icrbench.run(**again).counts == (2, 4, 0)
@@ -409,7 +409,7 @@ def test_a_cell_that_another_process_runs_is_left_to_it(icrbench: Commands) -> N
     icrbench.run()
     (record,) = icrbench.records()
     shutil.rmtree(icrbench.folder / "out" / "cells")
-    with Store(icrbench.folder / "out").claim(record["key"]) as mine:
+    with Store(icrbench.folder / "out").lock(record["key"]) as mine:
         assert mine
         done = icrbench.run()
     assert done.code == 1
@@ -423,12 +423,12 @@ def test_a_cell_whose_process_was_killed_is_taken_over(icrbench: Commands, monke
     icrbench.run(tasks="sst2,mr")
     first = next(record for record in icrbench.records() if record["cell"]["task"] == "sst2")
     shutil.rmtree(icrbench.folder / "out" / "cells")
-    claim = Store(icrbench.folder / "out").claim(first["key"])
-    assert claim.__enter__()
+    lock = Store(icrbench.folder / "out").lock(first["key"])
+    assert lock.__enter__()
     write = Recorder.write
 
     def killed(recorder: Recorder, outcome: Outcome) -> None:
-        claim.__exit__(None, None, None)  # while this process is at work on the other cell
+        lock.__exit__(None, None, None)  # while this process is at work on the other cell
         write(recorder, outcome)
 
     monkeypatch.setattr(Recorder, "write", killed)
@@ -444,12 +444,12 @@ def test_a_fit_that_another_process_makes_is_waited_for(
     icrbench.run(methods="fragile", out="other")
     (made,) = (icrbench.folder / "other" / "fitted").iterdir()
     target = icrbench.folder / "out" / "fitted" / made.name
-    claim = Store(icrbench.folder / "out").claim(f"fit-{made.name}")
-    assert claim.__enter__()
+    lock = Store(icrbench.folder / "out").lock(f"fit-{made.name}")
+    assert lock.__enter__()
 
     def other_process_ends(seconds: float) -> None:
         shutil.copytree(made, target)
-        claim.__exit__(None, None, None)
+        lock.__exit__(None, None, None)
 
     monkeypatch.setattr("icrbench.runner.fits.time.sleep", other_process_ends)
     done = icrbench.run(methods="fragile")

@@ -164,17 +164,17 @@ def test_writable_is_checked_early(store: Store, tmp_path: Path) -> None:
 
 
 def test_one_owner_a_cell(store: Store) -> None:
-    with store.claim("a") as mine, store.claim("a") as twice, store.claim("b") as other:
+    with store.lock("a") as mine, store.lock("a") as twice, store.lock("b") as other:
         assert (mine, twice, other) == (True, False, True)
-    with store.claim("a") as again:
+    with store.lock("a") as again:
         assert again
-    assert list((store.folder / "claims").iterdir()) == []
+    assert list((store.folder / "locks").iterdir()) == []
 
 
-def test_a_claim_dies_with_its_process(store: Store) -> None:
+def test_lock_across_processes_dies_with_its_owner(store: Store) -> None:
     code = (
         "import sys, time; from pathlib import Path; from icrbench.store.store import Store\n"
-        "with Store(Path(sys.argv[1])).claim('a') as mine: print(mine, flush=True); time.sleep(60)"
+        "with Store(Path(sys.argv[1])).lock('a') as mine: print(mine, flush=True); time.sleep(60)"
     )
     root = str(Path(__file__).resolve().parent.parent)
     owner = subprocess.Popen(
@@ -185,9 +185,9 @@ def test_a_claim_dies_with_its_process(store: Store) -> None:
     assert owner.stdout is not None
     with owner, owner.stdout:
         assert owner.stdout.readline() == b"True\n"
-        with store.claim("a") as mine:
+        with store.lock("a") as mine:
             assert not mine
         owner.kill()
         owner.wait()
-    with store.claim("a") as mine:
+    with store.lock("a") as mine:
         assert mine

@@ -12,8 +12,6 @@ from icrbench.model_names import known_models, local_source
 from icrbench.protocol import Datasets
 from icrbench.runner.plan import Cell, plan
 from icrbench.runner.request import Request
-from icrbench.runner.variation import Variation
-from icrbench.util.progress import duration
 
 LETTERS_PER_TOKEN = 4.0  # English text, most tokenizers
 EFFICIENCY = 0.5  # share of a large matrix product's speed that a forward pass reaches
@@ -27,45 +25,24 @@ class Estimate:
     seconds: float | None
 
 
-class Costs:
-    """Tokens through the model, from the letters of prompts.
-
-    Args:
-        datasets: the data of a run.
-    """
-
-    def __init__(self, datasets: Datasets) -> None:
-        self._datasets = datasets
-        self._scores: dict[tuple[str, Variation], float] = {}
-
-    def score(self, cell: Cell) -> float:
-        """Return the tokens of a cell's test rows."""
-        key = (cell.task, cell.variation)
-        if key not in self._scores:
-            task = cell.variation.task(self._datasets.tasks[cell.task])
-            letters = sum(len(task.prompt(row)) for row in self._datasets.test(cell.task))
-            self._scores[key] = letters / LETTERS_PER_TOKEN
-        return self._scores[key]
-
-    def fit(self, cell: Cell) -> float:
-        """Return the tokens of the fit that a cell needs."""
-        pools = self._datasets.pools(cell.method.method, cell.task)
-        sizes = {
-            name: sum(len(pool.task.demonstration(row)) for row in pool.train) / len(pool.train) / LETTERS_PER_TOKEN
-            for name, pool in pools.items()
-        }
-        return cell.method.method.fit_tokens(sizes, {name: pool.task.max_options for name, pool in pools.items()})
-
-
 def estimate(grid: Sequence[Cell], datasets: Datasets, model: str) -> Estimate:
     """Estimate the cost of all cells; a fit shared by several cells is counted once."""
-    costs, tokens, fitted = Costs(datasets), 0.0, set()
+    tokens, fitted = 0.0, set()
     for cell in grid:
-        tokens += costs.score(cell)
-        key = (cell.method.label, cell.seed, datasets.target(cell.method.method, cell.task), cell.variation.of_fit)
+        rows = datasets.test(cell.task)
+        task = cell.variation.task(datasets.tasks[cell.task])
+        tokens += sum(len(task.prompt(row)) for row in rows) / LETTERS_PER_TOKEN
+        method = cell.method.method
+        pools = datasets.pools(method, cell.task)
+        key = (cell.method.label, cell.seed, datasets.target(method, cell.task), cell.variation.of_fit)
         if key not in fitted:
             fitted.add(key)
-            tokens += costs.fit(cell)
+            sizes = {
+                name: sum(len(pool.task.demonstration(row)) for row in pool.train) / len(pool.train) / LETTERS_PER_TOKEN
+                for name, pool in pools.items()
+            }
+            classes = {name: pool.task.max_options for name, pool in pools.items()}
+            tokens += method.fit_tokens(sizes, classes)
     parameters = _parameters(model)
     seconds = None if parameters is None else 2 * parameters * tokens / (_flops() * EFFICIENCY)
     return Estimate(tokens, seconds)
@@ -80,8 +57,14 @@ def print_plan(request: Request) -> None:
         for cell in grid:
             print(f"{model}  {cell}  ({len(datasets.test(cell.task))} rows)")
         cost = estimate(grid, datasets, model)
-        time = "time unknown (the model is not here)" if cost.seconds is None else f"about {duration(cost.seconds)}"
+        time = "time unknown (the model is not here)" if cost.seconds is None else f"about {_duration(cost.seconds)}"
         print(f"{model}: {len(grid)} cells, about {cost.tokens / 1e6:.2f} million tokens, {time} on this machine")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _parameters(model: str) -> float | None:

@@ -13,7 +13,7 @@ from icrbench.store.store import Store
 from icrbench.util.files import remove
 from icrbench.util.progress import note, say
 
-POLL_SECONDS = 1.0  # between two looks at a claim
+POLL_SECONDS = 1.0  # between two looks at a lock
 
 
 class Fits:
@@ -66,7 +66,7 @@ class Fits:
             return Artefact(method, fitted, self._backbone.identity(), cost)
         waiting = False
         while True:
-            with self._store.claim(f"fit-{folder.name}") as free:
+            with self._store.lock(f"fit-{folder.name}") as free:
                 if free:
                     return self._read(method, folder) or self._made(method, folder, make)
             if not waiting:
@@ -78,7 +78,7 @@ class Fits:
         fitted, cost = make()
         Artefact(method, fitted, self._backbone.identity(), cost).save(folder)
         self._made_here.append(folder)
-        # Cells are scored with what is stored: where claims do nothing, that may be another process's.
+        # Cells are scored with what is stored: where locks do nothing, that may be another process's.
         return Artefact.load(folder, self._backbone)
 
     def _read(self, method: Method, folder: Path) -> Artefact | None:

@@ -130,11 +130,11 @@ class Guard:
             hooks.update(self._global_hooks[name])
 
     def _new_threads(self) -> list[threading.Thread]:
-        # Bars have a thread of their own, which tqdm starts with the first of them, and claims have a heartbeat.
+        # Bars have a thread of their own, which tqdm starts with the first of them.
         return [
             thread
             for thread in threading.enumerate()
-            if thread not in self._threads and not type(thread).__module__.startswith(("tqdm", "icrbench.util"))
+            if thread not in self._threads and not type(thread).__module__.startswith("tqdm")
         ]
 
 

@@ -3,7 +3,6 @@
 import traceback
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
 
 from icrbench.protocol import Datasets
 from icrbench.runner.environment import environment
@@ -16,25 +15,9 @@ from icrbench.store.priors import read_priors, remove_priors, write_priors
 from icrbench.store.records import SCHEMA_VERSION, CellRecord, Environment, Failure, identity_key
 from icrbench.store.store import Store
 from icrbench.util.errors import shortened
+from icrbench.util.progress import say
 
 LONGEST_TRACEBACK = 20_000  # characters; the end says most
-
-
-State = Literal["ok", "kept", "left", "failed", "uncalibrated"]
-"""What became of a cell: a new result, one that was there, left to another process, failed; or no priors alone."""
-
-
-class News(Protocol):
-    """Told what becomes of cells, while a run goes on."""
-
-    def begun(self, cell: Cell) -> None:
-        """Take note that a cell is at work."""
-
-    def ended(self, cell: Cell, state: State, text: str) -> None:
-        """Take note of what became of a cell, in words; without words where there is nothing to say."""
-
-    def said(self, text: str) -> None:
-        """Take note of a sentence about the whole."""
 
 
 @dataclass
@@ -46,20 +29,6 @@ class Tally:
     left: int = 0
     failed: int = 0
     uncalibrated: int = 0
-
-    def add(self, state: State) -> None:
-        """Count a cell."""
-        match state:
-            case "ok":
-                self.done += 1
-            case "kept":
-                self.kept += 1
-            case "left":
-                self.left += 1
-            case "failed":
-                self.failed += 1
-            case "uncalibrated":
-                self.uncalibrated += 1
 
     def __str__(self) -> str:
         left = f", {self.left} left to another process" if self.left else ""
@@ -75,15 +44,16 @@ class Recorder:
         datasets: the data of the run, for the records.
         request: what was asked for.
         store: where records go.
-        news: told what becomes of each cell.
+        total: cells of the run, for progress.
     """
 
-    def __init__(self, worker: Worker, datasets: Datasets, request: Request, store: Store, news: News) -> None:
+    def __init__(self, worker: Worker, datasets: Datasets, request: Request, store: Store, total: int) -> None:
         self._worker = worker
         self._datasets = datasets
         self._request = request
         self._store = store
-        self._news = news
+        self._total = total
+        self._number = 0
         self._environment: Environment = {**environment(), "command": request.command}
         self._left: list[Cell] = []
         self._written: list[Outcome] = []
@@ -93,51 +63,56 @@ class Recorder:
     def unfinished(self, cells: Sequence[Cell]) -> Generator[Cell]:
         """Yield the cells that have no result yet, each claimed until the next is asked for."""
         for cell in cells:
+            self._number += 1
             key = identity_key(self._worker.identity(cell))
-            with self._store.claim(key) as free:
+            with self._store.lock(key) as free:
                 if not free:
+                    self._say(cell, "being run by another process, left to it")
                     self._left.append(cell)
-                    self._tell(cell, "left", "being run by another process, left to it")
+                    self.tally.left += 1
                 elif kept := self._store.completed(key):
-                    label = kept["cell"]["label"]
-                    self._tell(cell, "kept", "" if label == cell.label else f"is the same as {label}, already there")
+                    self.tally.kept += 1
+                    if kept["cell"]["label"] != cell.label:
+                        self._say(cell, f"is the same as {kept['cell']['label']}, already there")
                 else:
-                    self._news.begun(cell)
                     yield cell
 
     def take_left(self) -> list[Cell]:
         """Give the cells that were left to other processes, which are no longer counted as such."""
         left, self._left = self._left, []
+        self._number -= len(left)
         self.tally.left = 0
         return left
 
     def name_left(self) -> None:
         """Say which cells have no result yet."""
         if self._left:
-            wait = "another process is at work on them, so run again when it has ended"
-            self._news.said(f"no result yet: {_names(self._left)}; {wait}.")
+            names = ", ".join(map(str, self._left[:5])) + (" and others" if len(self._left) > 5 else "")
+            say(f"no result yet: {names}; another process is at work on them, so run again when it has ended.")
 
     def revoke(self, error: Exception) -> None:
         """Record every cell of this run as failed: what was written of them cannot be relied on."""
-        self._news.said(f"{error} Not kept: {_names([outcome.cell for outcome in self._written])}.")
+        say(f"{error} No cell of this run is kept.")
         for outcome in self._written:
             self._store.write(self._record(replace(outcome, result=None, rows=(), fit=None, error=error)), None)
-            self.tally.done -= 1
-            self._tell(outcome.cell, "failed", "")
         for key in self._calibrated:
             remove_priors(self._store.folder, key)
+        self.tally.failed += len(self._written)
+        self.tally.done -= len(self._written)
 
     def write(self, outcome: Outcome) -> None:
         """Keep what became of a cell."""
         record = self._record(outcome)
         self._store.write(record, outcome.rows if outcome.error is None else None)
-        result = record["result"]
         if record["error"] is not None:
-            self._tell(outcome.cell, "failed", f"failed: {record['error']['message']}")
-        elif result is not None:
+            self.tally.failed += 1
+            self._say(outcome.cell, f"failed: {record['error']['message']}")
+        elif record["result"] is not None:
+            self.tally.done += 1
             self._written.append(replace(outcome, rows=()))
-            text = f"{100 * result['accuracy']:5.1f} %  ({result['n']} rows, {result['seconds_score']:.1f} s)"
-            self._tell(outcome.cell, "ok", text)
+            result = record["result"]
+            accuracy, seconds = 100 * result["accuracy"], result["seconds_score"]
+            self._say(outcome.cell, f"{accuracy:5.1f} %  ({result['n']} rows, {seconds:.1f} s)")
 
     def without_priors(self, cells: Sequence[Cell]) -> Generator[Cell]:
         """Yield the cells that have a result and no priors, or priors of other train rows; each claimed as above."""
@@ -145,7 +120,7 @@ class Recorder:
             if self._datasets.tasks[cell.task].answer_form == "generate":  # no options to prefer
                 continue
             key = identity_key(self._worker.identity(cell))
-            with self._store.claim(key) as free:
+            with self._store.lock(key) as free:
                 if free and self._store.completed(key):
                     known = read_priors(self._store.folder, key)
                     if known is None or known["inputs"] != self._datasets.inputs_sha256(cell.task):
@@ -156,7 +131,8 @@ class Recorder:
         try:
             priors = self._worker.priors(cell)
         except Exception as error:
-            self._tell(cell, "uncalibrated", f"no priors: {_failure(error)['message']}")
+            self.tally.uncalibrated += 1
+            self._say(cell, f"no priors: {_failure(error)['message']}")
             return
         key = identity_key(self._worker.identity(cell))
         write_priors(self._store.folder, key, priors)
@@ -213,13 +189,10 @@ class Recorder:
             place["variation"] = {"vary": cell.variation.vary, "number": cell.variation.number, "of": plain}
         return place
 
-    def _tell(self, cell: Cell, state: State, text: str) -> None:
-        self.tally.add(state)
-        self._news.ended(cell, state, text)
-
-
-def _names(cells: Sequence[Cell]) -> str:
-    return ", ".join(map(str, cells[:5])) + (" and others" if len(cells) > 5 else "")
+    def _say(self, cell: Cell, text: str) -> None:
+        width = len(str(self._total))
+        model = self._worker.backbone.revision.name
+        say(f"[{self._number:{width}}/{self._total}] {model}  {cell!s:<32} {text}")
 
 
 def _failure(error: Exception) -> Failure:

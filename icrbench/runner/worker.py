@@ -27,7 +27,7 @@ from icrbench.store.priors import Priors, Prompts
 from icrbench.store.records import Result
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError
-from icrbench.util.progress import bar, subject
+from icrbench.util.progress import bar
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,7 @@ class Worker:
             failure: Exception | None = None
             fit: str | None = None
             try:
-                with subject(str(cell)):
-                    result, rows, fit = self._run(cell)
+                result, rows, fit = self._run(cell)
             except Exception as error:
                 failure = error
             yield Outcome(cell, started, datetime.now(UTC), result, rows, fit, failure)
@@ -133,10 +132,6 @@ class Worker:
             UserError: if a method has changed a model that was given loaded, and so cannot be loaded anew.
         """
         self._refuse_spoilt()
-        with subject(f"{cell} priors"):
-            return self._priors(cell)
-
-    def _priors(self, cell: Cell) -> Priors:
         fitted = self.fitted(cell).fitted
         task, test = cell.variation.task(self._datasets.tasks[cell.task]), self._datasets.test(cell.task)
         begin = time.perf_counter()

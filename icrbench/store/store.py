@@ -2,18 +2,19 @@
 
 ``DIR/examples/<key>.parquet`` is written first and ``DIR/cells/<key>.json`` last, each whole or not at all,
 so a cell whose json is there is complete. ``DIR/priors/<key>.json`` may follow (``icrbench/store/priors.py``).
-``DIR/claims/`` holds one folder for each cell being computed (``icrbench/store/claims.py``).
+``DIR/locks/`` holds one file for each cell being computed.
 
 The exception is ``DIR/index/``, which a report over many cells writes to be fast the next time. It is used only as
 far as it agrees with the files, and may be deleted at any time (``icrbench/store/index.py``).
 """
 
+import fcntl
 import hashlib
 import os
 import platform
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +22,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from icrbench.store.claims import Claims
 from icrbench.store.index import Index, gather
 from icrbench.store.records import (
     FIT,
@@ -35,7 +35,7 @@ from icrbench.store.rows import Answers, read_answers, read_rows, rows_file
 from icrbench.util.errors import UserError
 from icrbench.util.files import cannot_read, remove_abandoned, write_atomic
 
-FOLDERS = ("cells", "examples", "priors", "fitted", "claims", "index")
+FOLDERS = ("cells", "examples", "priors", "fitted", "locks", "index")
 """What a store keeps below its folder."""
 
 
@@ -49,7 +49,6 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._index: Index | None = None
-        self._claims = Claims(folder / "claims")
 
     def check_writable(self) -> None:
         """Fail now, not after hours of work, if results could not be saved; clear up after killed runs.
@@ -57,7 +56,7 @@ class Store:
         Raises:
             UserError: if the folder cannot be made or written.
         """
-        for name in ("cells", "examples", "fitted", "claims"):
+        for name in ("cells", "examples", "fitted", "locks"):
             probe = self.folder / name / f"probe-{platform.node()}-{os.getpid()}"
             write_atomic(probe, b"")
             probe.unlink()
@@ -210,13 +209,53 @@ class Store:
         own = {part: identity[part] for part in FIT if part in identity}
         return self.folder / "fitted" / f"{identity['method']['name']}-{identity_key(own)}"
 
-    def claim(self, key: str) -> AbstractContextManager[bool]:
-        """Claim a cell, or a fit, while it is computed; gives False if another process that lives has it.
+    @contextmanager
+    def lock(self, key: str) -> Iterator[bool]:
+        """Claim a cell while it is computed; yields False if another live process has it.
+
+        The kernel drops the claim when its process dies, however it dies, so there are no stale locks. Where
+        the file system knows no locks the cell is computed without one: two processes then waste work, and
+        spoil nothing.
 
         Raises:
             UserError: if the folder cannot be written.
         """
-        return self._claims.claim(key)
+        path = self.folder / "locks" / f"{key}.lock"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = self._open_current(path)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError as error:
+            raise UserError(f"cannot write {path} ({error.strerror}): choose a folder you may write to.") from error
+        try:
+            yield True
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+
+    @staticmethod
+    def _open_current(path: Path) -> int:
+        """Open and lock ``path``; again if its last owner removed it between the two steps."""
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                raise
+            except OSError as error:
+                warnings.warn(f"no file locks in {path.parent} ({error.strerror}).", stacklevel=4)
+            try:
+                current = path.stat().st_ino == os.fstat(descriptor).st_ino
+            except FileNotFoundError:
+                current = False
+            if current:
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"{platform.node()} {os.getpid()}\n".encode())  # for a person who looks
+                return descriptor
+            os.close(descriptor)
 
     def _cell_path(self, key: str) -> Path:
         return self.folder / "cells" / f"{key}.json"

@@ -26,7 +26,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     Raises:
         UserError: if the folder cannot be made or written.
     """
-    temporary = temporary_beside(path)
+    temporary = _temporary(path)
     try:
         # Not tempfile, which makes files that only their owner may read.
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -51,7 +51,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     Raises:
         UserError: if the folder cannot be made or written.
     """
-    temporary = temporary_beside(path)
+    temporary = _temporary(path)
     try:
         temporary.mkdir()
     except OSError as error:
@@ -87,7 +87,7 @@ def remove(folder: Path) -> None:
     Raises:
         UserError: if it cannot be removed.
     """
-    aside = temporary_beside(folder)
+    aside = _temporary(folder)
     try:
         folder.rename(aside)
     except FileNotFoundError:  # another process has removed it
@@ -110,7 +110,7 @@ def remove_abandoned(folder: Path) -> None:
                     path.unlink()
 
 
-def temporary_beside(path: Path) -> Path:
+def _temporary(path: Path) -> Path:
     """Make the folder of ``path``; return a name beside ``path`` that says who writes it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
