@@ -21,6 +21,7 @@ FLOORS = (
     {"store", "experiments"},
     {"report"},
     {"runner"},
+    {"launch"},
     {"analysis", "lm_eval", "api"},
     {"cli"},
     {"__init__"},

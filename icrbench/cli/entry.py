@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from icrbench import __version__
-from icrbench.cli import analyse, compare, demo, explain, export, lm_eval, new, push, report, run
+from icrbench.cli import analyse, compare, demo, explain, export, lm_eval, new, push, report, run, status
 from icrbench.cli import list as listing
 from icrbench.cli.options import Parser, one_line
 from icrbench.util.errors import UserError
@@ -20,7 +20,7 @@ from icrbench.util.errors import UserError
 CHATTY = ("bitsandbytes", "torch.utils._pytree", "torchao")
 """Loggers that tell which parts for GPUs are missing, whenever transformers imports what it finds installed."""
 INTERRUPTED = 2  # like any run that did not do what was asked; what is finished is kept
-COMMANDS = (run, analyse, explain, listing, report, compare, export, push, lm_eval, new, demo)
+COMMANDS = (run, status, analyse, explain, listing, report, compare, export, push, lm_eval, new, demo)
 """Modules, each with ``add(commands)``: makes the command's parser and sets its ``command``."""
 
 

@@ -53,6 +53,11 @@ def positive(text: str) -> int:
     return number
 
 
+def whole(text: str) -> int:
+    """Read a whole number of at least 0."""
+    return 0 if text.strip() == "0" else positive(text)
+
+
 def rows(text: str) -> "int | Literal['all']":
     """Read a number of rows, or ``all``."""
     return "all" if text == "all" else positive(text)

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from icrbench.cli.check_names import check_names
-from icrbench.cli.options import add_run_options, request_arguments
+from icrbench.cli.options import add_run_options, positive, request_arguments, whole
 
 if TYPE_CHECKING:
     from icrbench.cli.options import Subcommands
@@ -20,6 +20,13 @@ def add(commands: "Subcommands") -> None:
         action="store_false",
         help="leave out the prompts that calibration needs; the same run without this adds them",
     )
+    launcher = parser.add_argument_group("on several processes or machines")
+    launcher.add_argument("--launcher", choices=["local"], help="processes of this machine")
+    launcher.add_argument("--workers", type=positive, help="how many at once (default: one a GPU, or for two cores)")
+    launcher.add_argument(
+        "--gpus-per-model", type=positive, default=1, help="GPUs a worker, its model spread over them"
+    )
+    launcher.add_argument("--retries", type=whole, default=2, help="further tries of work whose worker died or hangs")
     parser.set_defaults(command=command)
 
 
@@ -30,8 +37,14 @@ def command(options: argparse.Namespace) -> int:
     from icrbench.runner.request import Request
     from icrbench.runner.run import run
 
-    request = Request.build(**request_arguments(options))
+    arguments = request_arguments(options)
+    request = Request.build(**arguments)
     if options.dry_run:
         print_plan(request)
         return 0
+    if options.launcher is not None or options.workers is not None:
+        from icrbench.launch.run import Launch, launch
+
+        how = Launch(options.launcher or "local", options.workers, options.gpus_per_model, options.retries)
+        return launch(arguments, how, quiet=options.quiet)
     return run(request, quiet=options.quiet)

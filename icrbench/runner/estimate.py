@@ -12,6 +12,7 @@ from icrbench.model_names import known_models, local_source
 from icrbench.protocol import Datasets
 from icrbench.runner.plan import Cell, plan
 from icrbench.runner.request import Request
+from icrbench.util.progress import duration
 
 LETTERS_PER_TOKEN = 4.0  # English text, most tokenizers
 EFFICIENCY = 0.5  # share of a large matrix product's speed that a forward pass reaches
@@ -29,23 +30,31 @@ def estimate(grid: Sequence[Cell], datasets: Datasets, model: str) -> Estimate:
     """Estimate the cost of all cells; a fit shared by several cells is counted once."""
     tokens, fitted = 0.0, set()
     for cell in grid:
-        rows = datasets.test(cell.task)
-        task = cell.variation.task(datasets.tasks[cell.task])
-        tokens += sum(len(task.prompt(row)) for row in rows) / LETTERS_PER_TOKEN
-        method = cell.method.method
-        pools = datasets.pools(method, cell.task)
-        key = (cell.method.label, cell.seed, datasets.target(method, cell.task), cell.variation.of_fit)
+        tokens += scoring_tokens(cell, datasets)
+        key = (cell.method.label, cell.seed, datasets.target(cell.method.method, cell.task), cell.variation.of_fit)
         if key not in fitted:
             fitted.add(key)
-            sizes = {
-                name: sum(len(pool.task.demonstration(row)) for row in pool.train) / len(pool.train) / LETTERS_PER_TOKEN
-                for name, pool in pools.items()
-            }
-            classes = {name: pool.task.max_options for name, pool in pools.items()}
-            tokens += method.fit_tokens(sizes, classes)
+            tokens += fit_tokens(cell, datasets)
     parameters = _parameters(model)
     seconds = None if parameters is None else 2 * parameters * tokens / (_flops() * EFFICIENCY)
     return Estimate(tokens, seconds)
+
+
+def scoring_tokens(cell: Cell, datasets: Datasets) -> float:
+    """Estimate the tokens of the prompts that a cell is scored with."""
+    task = cell.variation.task(datasets.tasks[cell.task])
+    return sum(len(task.prompt(row)) for row in datasets.test(cell.task)) / LETTERS_PER_TOKEN
+
+
+def fit_tokens(cell: Cell, datasets: Datasets) -> float:
+    """Estimate the tokens through the model, one way, that the cell's fit takes."""
+    method = cell.method.method
+    pools = datasets.pools(method, cell.task)
+    sizes = {
+        name: sum(len(pool.task.demonstration(row)) for row in pool.train) / len(pool.train) / LETTERS_PER_TOKEN
+        for name, pool in pools.items()
+    }
+    return method.fit_tokens(sizes, {name: pool.task.max_options for name, pool in pools.items()})
 
 
 def print_plan(request: Request) -> None:
@@ -57,14 +66,8 @@ def print_plan(request: Request) -> None:
         for cell in grid:
             print(f"{model}  {cell}  ({len(datasets.test(cell.task))} rows)")
         cost = estimate(grid, datasets, model)
-        time = "time unknown (the model is not here)" if cost.seconds is None else f"about {_duration(cost.seconds)}"
+        time = "time unknown (the model is not here)" if cost.seconds is None else f"about {duration(cost.seconds)}"
         print(f"{model}: {len(grid)} cells, about {cost.tokens / 1e6:.2f} million tokens, {time} on this machine")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _parameters(model: str) -> float | None:

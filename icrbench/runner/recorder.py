@@ -1,7 +1,8 @@
 """What becomes of outcomes: one record a cell, written as it is finished, and a line that says so."""
 
+import time
 import traceback
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
 from icrbench.protocol import Datasets
@@ -44,16 +45,32 @@ class Recorder:
         datasets: the data of the run, for the records.
         request: what was asked for.
         store: where records go.
-        total: cells of the run, for progress.
+        total: cells of the run, for progress; 0 where somebody else counts them.
+        tell: takes the line about each cell.
+
+    Attributes:
+        tally: what has become of cells so far.
+        number: of the cell that is looked at, from 1, in the order of the plan.
+        at: the cell that is being computed, and since when by the process's clock.
     """
 
-    def __init__(self, worker: Worker, datasets: Datasets, request: Request, store: Store, total: int) -> None:
-        self._worker = worker
+    def __init__(
+        self,
+        worker: Worker,
+        datasets: Datasets,
+        request: Request,
+        store: Store,
+        total: int = 0,
+        tell: Callable[[str], None] = say,
+    ) -> None:
+        self.worker = worker
         self._datasets = datasets
         self._request = request
         self._store = store
         self._total = total
-        self._number = 0
+        self._tell = tell
+        self.number = 0
+        self.at: tuple[Cell, float] | None = None
         self._environment: Environment = {**environment(), "command": request.command}
         self._left: list[Cell] = []
         self._written: list[Outcome] = []
@@ -63,8 +80,8 @@ class Recorder:
     def unfinished(self, cells: Sequence[Cell]) -> Generator[Cell]:
         """Yield the cells that have no result yet, each claimed until the next is asked for."""
         for cell in cells:
-            self._number += 1
-            key = identity_key(self._worker.identity(cell))
+            self.number += 1
+            key = identity_key(self.worker.identity(cell))
             with self._store.lock(key) as free:
                 if not free:
                     self._say(cell, "being run by another process, left to it")
@@ -75,12 +92,14 @@ class Recorder:
                     if kept["cell"]["label"] != cell.label:
                         self._say(cell, f"is the same as {kept['cell']['label']}, already there")
                 else:
+                    self.at = (cell, time.monotonic())
                     yield cell
+                    self.at = None
 
     def take_left(self) -> list[Cell]:
         """Give the cells that were left to other processes, which are no longer counted as such."""
         left, self._left = self._left, []
-        self._number -= len(left)
+        self.number -= len(left)
         self.tally.left = 0
         return left
 
@@ -92,7 +111,7 @@ class Recorder:
 
     def revoke(self, error: Exception) -> None:
         """Record every cell of this run as failed: what was written of them cannot be relied on."""
-        say(f"{error} No cell of this run is kept.")
+        self._tell(f"{error} No cell of this run is kept.")
         for outcome in self._written:
             self._store.write(self._record(replace(outcome, result=None, rows=(), fit=None, error=error)), None)
         for key in self._calibrated:
@@ -119,7 +138,7 @@ class Recorder:
         for cell in cells:
             if self._datasets.tasks[cell.task].answer_form == "generate":  # no options to prefer
                 continue
-            key = identity_key(self._worker.identity(cell))
+            key = identity_key(self.worker.identity(cell))
             with self._store.lock(key) as free:
                 if free and self._store.completed(key):
                     known = read_priors(self._store.folder, key)
@@ -129,18 +148,18 @@ class Recorder:
     def write_priors(self, cell: Cell) -> None:
         """Measure and keep the priors of a cell; where that fails its result stands, and is said to have none."""
         try:
-            priors = self._worker.priors(cell)
+            priors = self.worker.priors(cell)
         except Exception as error:
             self.tally.uncalibrated += 1
             self._say(cell, f"no priors: {_failure(error)['message']}")
             return
-        key = identity_key(self._worker.identity(cell))
+        key = identity_key(self.worker.identity(cell))
         write_priors(self._store.folder, key, priors)
         self._calibrated.append(key)
 
     def _record(self, outcome: Outcome) -> CellRecord:
         cell, rules = outcome.cell, self._request.rules
-        identity = self._worker.identity(cell)
+        identity = self.worker.identity(cell)
         data = self._datasets.data[cell.task]
         provenance = data.provenance
         return {
@@ -176,7 +195,7 @@ class Recorder:
         place: records.CellName = {
             "method": cell.method.method.name,
             "label": cell.label,
-            "model": self._worker.backbone.revision.name,
+            "model": self.worker.backbone.revision.name,
             "task": cell.task,
             "seed": cell.seed,
             "protocol": self._request.rules.protocol,
@@ -185,14 +204,13 @@ class Recorder:
             "own_rows": cell.method.method.own_rows,
         }
         if cell.variation.vary is not None:
-            plain = identity_key(self._worker.identity(replace(cell, variation=PLAIN)))
+            plain = identity_key(self.worker.identity(replace(cell, variation=PLAIN)))
             place["variation"] = {"vary": cell.variation.vary, "number": cell.variation.number, "of": plain}
         return place
 
     def _say(self, cell: Cell, text: str) -> None:
-        width = len(str(self._total))
-        model = self._worker.backbone.revision.name
-        say(f"[{self._number:{width}}/{self._total}] {model}  {cell!s:<32} {text}")
+        place = f"[{self.number:{len(str(self._total))}}/{self._total}] " if self._total else ""
+        self._tell(f"{place}{self.worker.backbone.revision.name}  {cell!s:<32} {text}")
 
 
 def _failure(error: Exception) -> Failure:

@@ -9,62 +9,92 @@ from transformers.utils.logging import disable_progress_bar
 
 from icrbench.backbone import Backbone
 from icrbench.protocol import Datasets
+from icrbench.runner.account import Account
 from icrbench.runner.changed_code import changed_code
 from icrbench.runner.guard import LeftBehind
-from icrbench.runner.plan import Cell, not_applicable, plan
-from icrbench.runner.recorder import Recorder, Tally
+from icrbench.runner.plan import Cell, Unit, not_applicable, plan
+from icrbench.runner.recorder import Recorder
 from icrbench.runner.request import Request
+from icrbench.runner.standing import Reporter
 from icrbench.runner.worker import Worker
 from icrbench.store.store import Store
+from icrbench.util.errors import UserError
 from icrbench.util.progress import note, say, set_quiet
 
 
 def run(request: Request, *, quiet: bool = False) -> int:
     """Run the grid; returns 0, or 1 if a cell failed or has no result yet.
 
+    A model that cannot be loaded costs its own cells: the others are run, if there are others.
+
     Args:
         request: what to run.
-        quiet: no progress bars.
+        quiet: no progress bars, and no line a minute.
+
+    Raises:
+        UserError: if the only model cannot be loaded, or the run cannot begin.
     """
     set_quiet(quiet)
-    if quiet or not sys.stderr.isatty():  # transformers draws its bars into log files, too
-        disable_progress_bar()
-    for noisy in ("transformers", "huggingface_hub", "datasets"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
+    hush()
     store = Store(request.out)
     store.check_writable()
     datasets = request.datasets()
     for sentence in not_applicable(request, datasets):
         say(sentence)
+    account = Account(plan(request, datasets), datasets, len(request.models))
+    reporter = Reporter(request.out, request.command, account.look, lines=not quiet and not sys.stderr.isatty())
     complete = True
-    for model in request.models:
-        tally = _run_model(model, request, datasets, store)
-        complete = complete and not (tally.failed or tally.left)
-        name = model.revision.name if isinstance(model, Backbone) else model
-        say(f"{name}: {tally}; results in {request.out}")
+    with reporter.beside():
+        for model in request.models:
+            name = model.revision.name if isinstance(model, Backbone) else model
+            try:
+                recorder = _recorder(model, account, request, datasets, store)
+            except UserError as error:
+                if len(request.models) == 1:
+                    raise
+                say(f"{name}: {error} None of its cells was run.")
+                account.refused(name, str(error))
+                complete = False
+                continue
+            _work_off(recorder, account.units, request)
+            tally = recorder.tally
+            complete = complete and not (tally.failed or tally.left)
+            say(f"{name}: {tally}; results in {request.out}")
     return 0 if complete else 1
 
 
-def _run_model(model: str | Backbone, request: Request, datasets: Datasets, store: Store) -> Tally:
+def hush() -> None:
+    """Keep what libraries tell and draw out of a log."""
+    if not sys.stderr.isatty():
+        disable_progress_bar()
+    for noisy in ("transformers", "huggingface_hub", "datasets"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+
+
+def _recorder(model: str | Backbone, account: Account, request: Request, datasets: Datasets, store: Store) -> Recorder:
     worker = Worker(model, datasets, request, store)
-    units = plan(request, datasets)
-    identities = (worker.identity(cell) for unit in units for cell in unit.cells)
-    if sentence := changed_code(store, identities):
+    if sentence := changed_code(store, (worker.identity(cell) for unit in account.units for cell in unit.cells)):
         note(sentence)
-    recorder = Recorder(worker, datasets, request, store, total=sum(len(unit.cells) for unit in units))
+    recorder = Recorder(worker, datasets, request, store, total=sum(len(unit.cells) for unit in account.units))
+    account.begun(recorder)
+    return recorder
+
+
+def _work_off(recorder: Recorder, units: Sequence[Unit], request: Request) -> None:
+    worker = recorder.worker
     for unit in units:
-        _work(worker, recorder, unit.cells, request.priors)
+        work(worker, recorder, unit.cells, request.priors)
     # Another process that had a cell may have been killed since: whoever is still here takes it over.
-    _work(worker, recorder, recorder.take_left(), request.priors)
+    work(worker, recorder, recorder.take_left(), request.priors)
     recorder.name_left()
     try:
         worker.verify()
     except LeftBehind as error:
         recorder.revoke(error)
-    return recorder.tally
 
 
-def _work(worker: Worker, recorder: Recorder, cells: Sequence[Cell], priors: bool) -> None:
+def work(worker: Worker, recorder: Recorder, cells: Sequence[Cell], priors: bool) -> None:
+    """Fit, score and record cells that have no result yet, then measure the priors that they lack."""
     with closing(recorder.unfinished(cells)) as unfinished:
         for outcome in worker.execute(unfinished):
             recorder.write(outcome)

@@ -1,0 +1,136 @@
+"""A run with a launcher: from a request to pieces, workers and an exit code."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from icrbench.launch import drive
+from icrbench.launch.board import Board
+from icrbench.launch.devices import environments, gpus
+from icrbench.launch.drive import Driver, Engine
+from icrbench.launch.local import LocalEngine
+from icrbench.launch.pieces import cut
+from icrbench.launch.station import to_json
+from icrbench.runner.plan import not_applicable, plan
+from icrbench.runner.request import Request
+from icrbench.runner.run import hush
+from icrbench.runner.standing import FOLDER, Progress, Reporter
+from icrbench.store.store import Store
+from icrbench.util.errors import UserError
+from icrbench.util.progress import say, set_quiet
+
+SHOWN = 5  # pieces named in a sentence
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to spread a run.
+
+    Attributes:
+        launcher: ``local``.
+        workers: processes at once; None for one a GPU, or one for every two cores.
+        gpus_per_model: GPUs that a worker sees, over which it spreads its model.
+        retries: how often a piece is given to another worker after one was lost over it.
+    """
+
+    launcher: str = "local"
+    workers: int | None = None
+    gpus_per_model: int = 1
+    retries: int = 2
+
+
+def launch(arguments: Mapping[str, Any], how: Launch, *, quiet: bool = False) -> int:
+    """Run a grid on several workers; returns 0, or 1 if a cell failed or could not be had.
+
+    Args:
+        arguments: of `Request.build`.
+        how: which workers.
+        quiet: no line a minute.
+
+    Raises:
+        UserError: for anything wrong with the request, or if workers end without getting anything done.
+    """
+    set_quiet(quiet)
+    hush()
+    request = Request.build(**arguments)
+    models = [model for model in request.models if isinstance(model, str)]
+    if len(models) != len(request.models):
+        raise UserError("a model that is loaded already cannot be sent to workers: give its folder or hub id.")
+    store = Store(request.out)
+    store.check_writable()
+    datasets = request.datasets()
+    for sentence in not_applicable(request, datasets):
+        say(sentence)
+    units = plan(request, datasets)
+    board = Board(cut(units, models, datasets), how.retries)
+    cells = sum(len(unit.cells) for unit in units) * len(models)
+    engine, workers = _engine(arguments, request, how)
+    driver = Driver(board, engine, workers, _numbered(cells), hangs=drive.HANGS)
+    reporter = Reporter(
+        request.out, request.command, lambda: _look(driver, cells), lines=not quiet and not sys.stderr.isatty()
+    )
+    driver.watch = reporter.update
+    try:
+        driver.run()
+    finally:
+        reporter.update(over=True)
+    return _close(driver, cells, request)
+
+
+def _engine(arguments: Mapping[str, Any], request: Request, how: Launch) -> tuple[Engine, int]:
+    spread = {"device_map": "auto"} if how.gpus_per_model > 1 and request.device_map is None else {}
+    logs = request.out / FOLDER
+    logs.mkdir(parents=True, exist_ok=True)
+    each = environments(how.workers, how.gpus_per_model, request.device, gpus())
+    return LocalEngine(to_json({**arguments, **spread}), each, logs), len(each)
+
+
+def _numbered(cells: int) -> Callable[[str], None]:
+    """Return what prints a worker's line, with how many cells there are come to an end."""
+    number = 0
+
+    def tell(text: str) -> None:
+        nonlocal number
+        number += 1
+        say(f"[{min(number, cells):{len(str(cells))}}/{cells}] {text}")
+
+    return tell
+
+
+def _look(driver: Driver, cells: int) -> Progress:
+    now = time.monotonic()
+    board, counts = driver.board, driver.board.counts
+    return {
+        "cells": cells,
+        "done": counts["done"],
+        "kept": counts["kept"],
+        "failed": counts["failed"],
+        "share": board.share_done(),
+        "running": [
+            {
+                "what": piece.name,
+                "where": f"worker {worker}, {driver.seats[worker].where}" if worker in driver.seats else "",
+                "seconds": now - board.entries[piece.number].since,
+            }
+            for worker, piece in driver.busy.items()
+        ],
+        "lost": [{"what": entry.piece.name, "why": entry.why} for entry in board.lost],
+    }
+
+
+def _close(driver: Driver, cells: int, request: Request) -> int:
+    """Say how it went."""
+    counts, lost = driver.board.counts, driver.board.lost
+    for sentence in driver.spoilt:
+        say(sentence)
+    if lost:
+        names = ", ".join(entry.piece.name for entry in lost[:SHOWN]) + (" and others" if len(lost) > SHOWN else "")
+        say(f"could not be had: {names}; the same command tries them again.")
+    left = f", {counts['left']} left to another run" if counts["left"] else ""
+    say(
+        f"{counts['done']} cells run, {counts['kept']} already there{left}, {counts['failed']} failed of {cells};"
+        f" results in {request.out}"
+    )
+    return 1 if lost or driver.spoilt or counts["failed"] or counts["left"] else 0
