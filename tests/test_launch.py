@@ -199,3 +199,17 @@ def test_no_process_outlives_a_killed_driver_and_the_run_goes_on(
     assert "gone without an end" in icrbench("status", out).out
     assert icrbench(*line(out)).code == 0
     assert outcome(out) == undisturbed
+
+
+def test_shares_are_the_whole_and_each_cell_is_in_one(icrbench: Commands, undisturbed: dict[str, Any]) -> None:
+    out = icrbench.folder / "out"
+    runs = [icrbench(*line(out, "--share", f"{number}/3")) for number in (1, 2, 3)]
+    assert [done.code for done in runs] == [0, 0, 0]
+    assert sum(done.counts[0] for done in runs) == len(undisturbed)
+    assert all(done.counts[0] for done in runs)
+    assert outcome(out) == undisturbed
+
+
+@pytest.mark.parametrize("share", ["0/3", "4/3", "3", "a/b", "1/1000000"])
+def test_a_share_that_cannot_be_is_refused(icrbench: Commands, share: str) -> None:
+    icrbench.refused(icrbench(*line(icrbench.folder / "out", "--share", share)), "a share is written 3/8")

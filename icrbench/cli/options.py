@@ -205,6 +205,7 @@ REQUEST = (
     "batch_size",
     "chat_template",
     "priors",
+    "share",
 )
 """Options that `Request.build` takes under the same names."""
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from icrbench.cli.check_names import check_names
 from icrbench.cli.options import add_run_options, positive, request_arguments, whole
+from icrbench.util.errors import UserError
 
 if TYPE_CHECKING:
     from icrbench.cli.options import Subcommands
@@ -27,6 +28,11 @@ def add(commands: "Subcommands") -> None:
         "--gpus-per-model", type=positive, default=1, help="GPUs a worker, its model spread over them"
     )
     launcher.add_argument("--retries", type=whole, default=2, help="further tries of work whose worker died or hangs")
+    launcher.add_argument(
+        "--share",
+        metavar="I/N",
+        help="run the I-th of N parts that take about as long: one a job, for a scheduler or machines of your own",
+    )
     parser.set_defaults(command=command)
 
 
@@ -43,6 +49,8 @@ def command(options: argparse.Namespace) -> int:
         print_plan(request)
         return 0
     if options.launcher is not None or options.workers is not None:
+        if options.share is not None:
+            raise UserError("--share is for runs without a launcher: leave out --launcher and --workers, or --share.")
         from icrbench.launch.run import Launch, launch
 
         how = Launch(options.launcher or "local", options.workers, options.gpus_per_model, options.retries)

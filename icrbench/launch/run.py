@@ -53,7 +53,7 @@ def launch(arguments: Mapping[str, Any], how: Launch, *, quiet: bool = False) ->
         UserError: for anything wrong with the request, or if workers end without getting anything done.
     """
     set_quiet(quiet)
-    hush()
+    hush(quiet)
     request = Request.build(**arguments)
     models = [model for model in request.models if isinstance(model, str)]
     if len(models) != len(request.models):

@@ -17,21 +17,14 @@ class Account:
     """How far the work is.
 
     Args:
-        units: of the plan, the same for every model.
+        units: of the plan, of each model.
         datasets: for the estimates.
-        models: how many.
     """
 
-    def __init__(self, units: Sequence[Unit], datasets: Datasets, models: int) -> None:
+    def __init__(self, units: Sequence[Sequence[Unit]], datasets: Datasets) -> None:
         self.units = units
-        weights = []
-        for unit in units:
-            fitted = unit.cells[0].method.method.scope is not Scope.NONE
-            own = [scoring_tokens(cell, datasets) for cell in unit.cells]
-            own[0] += fit_tokens(unit.cells[0], datasets) if fitted else 0.0
-            weights += own
-        self._through = [0.0, *accumulate(weights)]
-        self._models = models
+        # Of each model the tokens that are through when so many cells have been looked at.
+        self._through = [_through(own, datasets) for own in units]
         self._begun: list[Recorder | None] = []
         self._lost: list[Lost] = []
 
@@ -46,21 +39,31 @@ class Account:
 
     def look(self) -> Progress:
         """Return how far it is."""
-        cells = len(self._through) - 1
         recorders = [own for own in self._begun if own is not None]
         running: list[Running] = []
-        through = self._through[-1] * (len(self._begun) - 1)
+        through = sum(own[-1] for own in self._through[: max(0, len(self._begun) - 1)])
         if self._begun and (latest := self._begun[-1]) is not None:
-            through += self._through[max(0, min(latest.number, cells) - (latest.at is not None))]
+            steps = self._through[len(self._begun) - 1]
+            through += steps[max(0, min(latest.number, len(steps) - 1) - (latest.at is not None))]
             if latest.at is not None:
                 cell, since = latest.at
                 running = [{"what": str(cell), "where": current() or "", "seconds": time.monotonic() - since}]
         return {
-            "cells": cells * self._models,
+            "cells": sum(len(own) - 1 for own in self._through),
             "done": sum(own.tally.done for own in recorders),
             "kept": sum(own.tally.kept for own in recorders),
             "failed": sum(own.tally.failed for own in recorders),
-            "share": max(0.0, through) / (self._through[-1] * self._models or 1.0),
+            "share": through / (sum(own[-1] for own in self._through) or 1.0),
             "running": running,
             "lost": self._lost,
         }
+
+
+def _through(units: Sequence[Unit], datasets: Datasets) -> list[float]:
+    tokens = [0.0]
+    for unit in units:
+        own = [scoring_tokens(cell, datasets) for cell in unit.cells]
+        if unit.cells[0].method.method.scope is not Scope.NONE:
+            own[0] += fit_tokens(unit.cells[0], datasets)
+        tokens += own
+    return list(accumulate(tokens))

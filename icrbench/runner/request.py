@@ -22,9 +22,10 @@ from icrbench.runner.presets import Preset
 from icrbench.runner.variation import PLAIN, Variation, variations
 from icrbench.scoring.batching import ScoringOptions
 from icrbench.util.cache import cache_folder
-from icrbench.util.errors import UserError, unknown
+from icrbench.util.errors import UserError, shown, unknown
 
 DEFAULT_OUT = Path("runs/default")
+MOST_SHARES = 100_000
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Request:
         command: the command line that asked for it, for the records.
         only: the tasks that some labels are confined to; all of them for a label that is not here.
         variations: how every cell is had, the plain way first.
+        share: of how many parts only which one is run, counted from 1; None for the whole.
     """
 
     methods: Sequence[LabelledMethod]
@@ -68,6 +70,7 @@ class Request:
     trust_remote_code: bool = False
     priors: bool = True
     command: str = ""
+    share: tuple[int, int] | None = None
     only: Mapping[str, frozenset[str]] = field(default_factory=dict)
     variations: Sequence[Variation] = (PLAIN,)
 
@@ -98,6 +101,7 @@ class Request:
         batch_size: int | None = None,
         chat_template: bool = False,
         priors: bool = True,
+        share: str | None = None,
         command: str = "",
     ) -> Self:
         """Check everything that can be checked without loading data or a model.
@@ -127,6 +131,7 @@ class Request:
             batch_size: most prompts a batch; None to go by free memory.
             chat_template: put every prompt into the model's chat template, as a user's turn.
             priors: also measure what calibration needs.
+            share: ``3/8`` for the third of eight parts that take about as long; None for the whole.
             command: what the user typed.
 
         Raises:
@@ -164,6 +169,7 @@ class Request:
             chat_template=chat_template,
             trust_remote_code=trust_remote_code,
             priors=priors,
+            share=None if share is None else _share(share),
             command=command,
             only=only,
             variations=variations,
@@ -190,6 +196,13 @@ class Request:
         methods = [item.method for item in self.methods]
         domains = needed_domains(self.known_tasks, self.tasks, methods, self.rules.protocol)
         return Datasets(self.tasks, domains, self.source, self.rules, self.workspace, self.known_tasks)
+
+
+def _share(text: str) -> tuple[int, int]:
+    number, slash, shares = text.partition("/")
+    if slash and number.isdecimal() and shares.isdecimal() and 1 <= int(number) <= int(shares) <= MOST_SHARES:
+        return int(number), int(shares)
+    raise UserError(f"a share is written 3/8 (the third of eight, at most {MOST_SHARES}), not {shown(text)}.")
 
 
 def _joined(names: str | Sequence[str]) -> str:

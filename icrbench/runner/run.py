@@ -15,6 +15,7 @@ from icrbench.runner.guard import LeftBehind
 from icrbench.runner.plan import Cell, Unit, not_applicable, plan
 from icrbench.runner.recorder import Recorder
 from icrbench.runner.request import Request
+from icrbench.runner.shares import deal
 from icrbench.runner.standing import Reporter
 from icrbench.runner.worker import Worker
 from icrbench.store.store import Store
@@ -35,20 +36,20 @@ def run(request: Request, *, quiet: bool = False) -> int:
         UserError: if the only model cannot be loaded, or the run cannot begin.
     """
     set_quiet(quiet)
-    hush()
+    hush(quiet)
     store = Store(request.out)
     store.check_writable()
     datasets = request.datasets()
     for sentence in not_applicable(request, datasets):
         say(sentence)
-    account = Account(plan(request, datasets), datasets, len(request.models))
+    account = Account(_units(request, datasets), datasets)
     reporter = Reporter(request.out, request.command, account.look, lines=not quiet and not sys.stderr.isatty())
     complete = True
     with reporter.beside():
-        for model in request.models:
+        for model, units in zip(request.models, account.units, strict=True):
             name = model.revision.name if isinstance(model, Backbone) else model
             try:
-                recorder = _recorder(model, account, request, datasets, store)
+                recorder = _recorder(model, units, request, datasets, store)
             except UserError as error:
                 if len(request.models) == 1:
                     raise
@@ -56,28 +57,38 @@ def run(request: Request, *, quiet: bool = False) -> int:
                 account.refused(name, str(error))
                 complete = False
                 continue
-            _work_off(recorder, account.units, request)
+            account.begun(recorder)
+            _work_off(recorder, units, request)
             tally = recorder.tally
             complete = complete and not (tally.failed or tally.left)
             say(f"{name}: {tally}; results in {request.out}")
     return 0 if complete else 1
 
 
-def hush() -> None:
+def hush(quiet: bool) -> None:
     """Keep what libraries tell and draw out of a log."""
-    if not sys.stderr.isatty():
+    if quiet or not sys.stderr.isatty():
         disable_progress_bar()
     for noisy in ("transformers", "huggingface_hub", "datasets"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
 
 
-def _recorder(model: str | Backbone, account: Account, request: Request, datasets: Datasets, store: Store) -> Recorder:
+def _units(request: Request, datasets: Datasets) -> list[list[Unit]]:
+    """Return the units of each model: all of the plan, or those of the share asked for."""
+    units = plan(request, datasets)
+    if request.share is None:
+        return [units] * len(request.models)
+    number, shares = request.share
+    return [[units[own] for own in places] for places in deal(units, len(request.models), datasets, shares)[number - 1]]
+
+
+def _recorder(
+    model: str | Backbone, units: Sequence[Unit], request: Request, datasets: Datasets, store: Store
+) -> Recorder:
     worker = Worker(model, datasets, request, store)
-    if sentence := changed_code(store, (worker.identity(cell) for unit in account.units for cell in unit.cells)):
+    if sentence := changed_code(store, (worker.identity(cell) for unit in units for cell in unit.cells)):
         note(sentence)
-    recorder = Recorder(worker, datasets, request, store, total=sum(len(unit.cells) for unit in account.units))
-    account.begun(recorder)
-    return recorder
+    return Recorder(worker, datasets, request, store, total=sum(len(unit.cells) for unit in units))
 
 
 def _work_off(recorder: Recorder, units: Sequence[Unit], request: Request) -> None:
