@@ -20,6 +20,7 @@ SLOW = [
     "test_generation",
     "test_input_properties",
     "test_integrity",
+    "test_launch",
     "test_lm_eval_answers",
     "test_lm_eval_methods",
     "test_lm_eval_parity",
