@@ -1,12 +1,11 @@
 """A plan, cut into pieces for workers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from icrbench.launch.board import Piece
-from icrbench.method import Scope
 from icrbench.protocol import Datasets
-from icrbench.runner.estimate import fit_tokens, scoring_tokens
-from icrbench.runner.plan import Cell, Unit
+from icrbench.runner.estimate import Costs
+from icrbench.runner.plan import Unit
 
 
 def cut(units: Sequence[Unit], models: Sequence[str], datasets: Datasets) -> list[Piece]:
@@ -20,30 +19,27 @@ def cut(units: Sequence[Unit], models: Sequence[str], datasets: Datasets) -> lis
     Returns:
         Pieces, numbered by their place.
     """
-    scoring = {cell: scoring_tokens(cell, datasets) for unit in units for cell in unit.cells}
+    costs = Costs(datasets)
     found: list[Piece] = []
     for model, name in enumerate(models):
         for number, unit in enumerate(units):
-            found += _of_unit(unit, scoring, datasets, (len(found), model, number, name))
+            found += _of_unit(unit, costs, (len(found), model, number, name))
     return found
 
 
-def _of_unit(
-    unit: Unit, scoring: Mapping[Cell, float], datasets: Datasets, place: tuple[int, int, int, str]
-) -> Iterator[Piece]:
+def _of_unit(unit: Unit, costs: Costs, place: tuple[int, int, int, str]) -> Iterator[Piece]:
     first, model, number, name = place
     cell = unit.cells[0]
-    own = 0.0 if cell.method.method.scope is Scope.NONE else fit_tokens(cell, datasets)
     by_task: dict[str, list[int]] = {}
     for position, each in enumerate(unit.cells):
         by_task.setdefault(each.task, []).append(position)
     if len(by_task) == 1:
-        tokens = own + sum(scoring[each] for each in unit.cells)
+        tokens = sum(costs.cells(unit))
         yield Piece(first, model, number, tuple(range(len(unit.cells))), False, None, tokens, f"{name} {cell}")
         return
     seed = "" if cell.seed is None else f" seed {cell.seed}"
-    yield Piece(first, model, number, (0,), True, None, own, f"{name} fit of {cell.label}{seed}")
+    yield Piece(first, model, number, (0,), True, None, costs.fit(cell), f"{name} fit of {cell.label}{seed}")
     for offset, positions in enumerate(by_task.values(), start=1):
-        tokens = sum(scoring[unit.cells[position]] for position in positions)
+        tokens = sum(costs.score(unit.cells[position]) for position in positions)
         what = f"{name} {unit.cells[positions[0]]}"
         yield Piece(first + offset, model, number, tuple(positions), False, first, tokens, what)

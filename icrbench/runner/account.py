@@ -2,11 +2,10 @@
 
 import time
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 
-from icrbench.method import Scope
 from icrbench.protocol import Datasets
-from icrbench.runner.estimate import fit_tokens, scoring_tokens
+from icrbench.runner.estimate import Costs
 from icrbench.runner.plan import Unit
 from icrbench.runner.recorder import Recorder
 from icrbench.runner.standing import Lost, Progress, Running
@@ -24,7 +23,8 @@ class Account:
     def __init__(self, units: Sequence[Sequence[Unit]], datasets: Datasets) -> None:
         self.units = units
         # Of each model the tokens that are through when so many cells have been looked at.
-        self._through = [_through(own, datasets) for own in units]
+        costs = Costs(datasets)
+        self._through = [list(accumulate(chain([0.0], *map(costs.cells, own)))) for own in units]
         self._begun: list[Recorder | None] = []
         self._lost: list[Lost] = []
 
@@ -57,13 +57,3 @@ class Account:
             "running": running,
             "lost": self._lost,
         }
-
-
-def _through(units: Sequence[Unit], datasets: Datasets) -> list[float]:
-    tokens = [0.0]
-    for unit in units:
-        own = [scoring_tokens(cell, datasets) for cell in unit.cells]
-        if unit.cells[0].method.method.scope is not Scope.NONE:
-            own[0] += fit_tokens(unit.cells[0], datasets)
-        tokens += own
-    return list(accumulate(tokens))

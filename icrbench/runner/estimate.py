@@ -10,8 +10,9 @@ from transformers import AutoConfig
 from icrbench.backbone.anatomy import anatomy_of, dimensions_of
 from icrbench.model_names import known_models, local_source
 from icrbench.protocol import Datasets
-from icrbench.runner.plan import Cell, plan
+from icrbench.runner.plan import Cell, Unit, plan
 from icrbench.runner.request import Request
+from icrbench.runner.variation import Variation
 from icrbench.util.progress import duration
 
 LETTERS_PER_TOKEN = 4.0  # English text, most tokenizers
@@ -26,35 +27,54 @@ class Estimate:
     seconds: float | None
 
 
+class Costs:
+    """Tokens through the model, from the letters of prompts; each prompt is made once.
+
+    Args:
+        datasets: the data of a run.
+    """
+
+    def __init__(self, datasets: Datasets) -> None:
+        self._datasets = datasets
+        self._scores: dict[tuple[str, Variation], float] = {}
+
+    def score(self, cell: Cell) -> float:
+        """Estimate the tokens of the prompts that a cell is scored with."""
+        place = (cell.task, cell.variation)
+        if place not in self._scores:
+            task = cell.variation.task(self._datasets.tasks[cell.task])
+            letters = sum(len(task.prompt(row)) for row in self._datasets.test(cell.task))
+            self._scores[place] = letters / LETTERS_PER_TOKEN
+        return self._scores[place]
+
+    def fit(self, cell: Cell) -> float:
+        """Estimate the tokens through the model, one way, that the cell's fit takes."""
+        method = cell.method.method
+        pools = self._datasets.pools(method, cell.task)
+        sizes = {
+            name: sum(len(pool.task.demonstration(row)) for row in pool.train) / len(pool.train) / LETTERS_PER_TOKEN
+            for name, pool in pools.items()
+        }
+        return method.fit_tokens(sizes, {name: pool.task.max_options for name, pool in pools.items()})
+
+    def cells(self, unit: Unit) -> list[float]:
+        """Estimate the tokens of each cell of a unit; its fit is made with the first."""
+        own = [self.score(cell) for cell in unit.cells]
+        return [own[0] + self.fit(unit.cells[0]), *own[1:]]
+
+
 def estimate(grid: Sequence[Cell], datasets: Datasets, model: str) -> Estimate:
     """Estimate the cost of all cells; a fit shared by several cells is counted once."""
-    tokens, fitted = 0.0, set()
+    costs, tokens, fitted = Costs(datasets), 0.0, set()
     for cell in grid:
-        tokens += scoring_tokens(cell, datasets)
+        tokens += costs.score(cell)
         key = (cell.method.label, cell.seed, datasets.target(cell.method.method, cell.task), cell.variation.of_fit)
         if key not in fitted:
             fitted.add(key)
-            tokens += fit_tokens(cell, datasets)
+            tokens += costs.fit(cell)
     parameters = _parameters(model)
     seconds = None if parameters is None else 2 * parameters * tokens / (_flops() * EFFICIENCY)
     return Estimate(tokens, seconds)
-
-
-def scoring_tokens(cell: Cell, datasets: Datasets) -> float:
-    """Estimate the tokens of the prompts that a cell is scored with."""
-    task = cell.variation.task(datasets.tasks[cell.task])
-    return sum(len(task.prompt(row)) for row in datasets.test(cell.task)) / LETTERS_PER_TOKEN
-
-
-def fit_tokens(cell: Cell, datasets: Datasets) -> float:
-    """Estimate the tokens through the model, one way, that the cell's fit takes."""
-    method = cell.method.method
-    pools = datasets.pools(method, cell.task)
-    sizes = {
-        name: sum(len(pool.task.demonstration(row)) for row in pool.train) / len(pool.train) / LETTERS_PER_TOKEN
-        for name, pool in pools.items()
-    }
-    return method.fit_tokens(sizes, {name: pool.task.max_options for name, pool in pools.items()})
 
 
 def print_plan(request: Request) -> None:

@@ -6,9 +6,8 @@ For schedulers that start a fixed number of jobs (Slurm's arrays), and for machi
 import heapq
 from collections.abc import Sequence
 
-from icrbench.method import Scope
 from icrbench.protocol import Datasets
-from icrbench.runner.estimate import fit_tokens, scoring_tokens
+from icrbench.runner.estimate import Costs
 from icrbench.runner.plan import Unit
 
 
@@ -25,12 +24,8 @@ def deal(units: Sequence[Unit], models: int, datasets: Datasets, shares: int) ->
         For each share and each model the places of its units, ascending. The same for the same run, wherever it is
         computed.
     """
-    scoring = {cell: scoring_tokens(cell, datasets) for unit in units for cell in unit.cells}
-    tokens = [
-        sum(scoring[cell] for cell in unit.cells)
-        + (0.0 if unit.cells[0].method.method.scope is Scope.NONE else fit_tokens(unit.cells[0], datasets))
-        for unit in units
-    ]
+    costs = Costs(datasets)
+    tokens = [sum(costs.cells(unit)) for unit in units]
     dealt: list[list[list[int]]] = [[[] for _ in range(models)] for _ in range(shares)]
     filled = [(0.0, share) for share in range(shares)]
     for model in range(models):
