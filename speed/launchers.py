@@ -39,7 +39,7 @@ class EmptySeat:
     def send(self, order: Order) -> None:
         """Do nothing, and say that it is done."""
         counts = {"done": len(order["cells"]), "kept": 0, "left": 0, "failed": 0, "uncalibrated": 0}
-        self._said.append({"ended": order["number"], "counts": counts})  # type: ignore[typeddict-item]
+        self._said.append({"ended": order["number"], "counts": counts})
 
     def close(self) -> None:
         """End."""
@@ -79,7 +79,7 @@ def simulate(workers: int, cells: int) -> None:
     Driver(board, EmptyEngine(), workers, lambda text: None).run()
     seconds = time.perf_counter() - begin
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert board.counts["done"] == cells
+    assert board.tally.done == cells
     row = [workers, cells, round(cells / seconds), round(memory / 1024), round((memory - before) / 1024)]
     print(tabulate([row], ["workers", "cells", "pieces a second", "MiB in all", "MiB of it for the board"]))
 

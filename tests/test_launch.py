@@ -16,15 +16,16 @@ from cli_setup import Commands, icrbench, model_folder
 from icrbench.cli import main
 from icrbench.launch import drive
 from icrbench.launch import run as launching
-from icrbench.launch.board import Board, Counts, Piece
+from icrbench.launch.board import Board, Piece
 from icrbench.launch.devices import VISIBLE, environments, gpus
 from icrbench.launch.local import LocalEngine, LocalSeat
 from icrbench.launch.station import Order
+from icrbench.runner.recorder import Tally
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError
 
 __all__ = ["icrbench"]  # a fixture
-NOTHING: Counts = {"done": 1, "kept": 0, "left": 0, "failed": 0, "uncalibrated": 0}
+ONE = Tally(done=1)
 
 
 def pieces(*rows: tuple[int, bool, int | None, float]) -> list[Piece]:
@@ -35,28 +36,28 @@ def pieces(*rows: tuple[int, bool, int | None, float]) -> list[Piece]:
     ]
 
 
-def taken(board: Board, worker: int = 0, model: int | None = None) -> int | None:
-    piece = board.take(worker, model, 0.0)
+def taken(board: Board, model: int | None = None) -> int | None:
+    piece = board.take(model, 0.0)
     return None if piece is None else piece.number
 
 
 def test_fits_come_first_and_long_pieces_before_short_ones() -> None:
     board = Board(pieces((0, False, None, 5), (0, False, None, 9), (0, True, None, 1), (0, False, 2, 3)), 0)
     assert [taken(board) for _ in range(4)] == [2, 1, 0, None]  # piece 3 waits for its fit
-    board.end(2, NOTHING, 0.0)
+    board.end(2, ONE, 0.0)
     assert taken(board) == 3
     for number in (0, 1, 3):
-        board.end(number, NOTHING, 0.0)
+        board.end(number, ONE, 0.0)
     assert board.finished
     assert board.share_done() == 1
-    assert board.counts["done"] == 4
+    assert board.tally.done == 4
 
 
 def test_a_worker_stays_with_its_model_as_long_as_there_is_work() -> None:
     board = Board(pieces((0, False, None, 1), (1, False, None, 9), (1, False, None, 8)), 0)
     assert taken(board) == 1  # the model with most left to do
-    assert taken(board, 1, model=0) == 0
-    assert taken(board, 1, model=0) == 2
+    assert taken(board, model=0) == 0
+    assert taken(board, model=0) == 2
 
 
 def test_a_lost_piece_is_tried_again_so_often_and_no_more() -> None:
@@ -76,7 +77,7 @@ def test_a_model_that_cannot_be_loaded_costs_its_own_pieces() -> None:
     assert [entry.piece.number for entry in board.lost] == [0, 1]
     assert taken(board) == 2
     assert taken(board) is None
-    board.end(2, NOTHING, 0.0)
+    board.end(2, ONE, 0.0)
     assert board.finished
 
 

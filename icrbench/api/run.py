@@ -9,11 +9,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from icrbench.api.results import Results, results
 from icrbench.backbone.load import wrap
-from icrbench.runner.request import Request
+from icrbench.runner.request import PATHS, Request
 from icrbench.runner.run import run as run_request
 from icrbench.util.errors import unknown
 
-PATHS = ("data_dir", "tasks_dir", "methods_dir", "out", "cache_dir")
 OPTIONS = tuple(name for name in inspect.signature(Request.build).parameters if name != "models")
 
 

@@ -54,5 +54,5 @@ def command(options: argparse.Namespace) -> int:
         from icrbench.launch.run import Launch, launch
 
         how = Launch(options.launcher or "local", options.workers, options.gpus_per_model, options.retries)
-        return launch(arguments, how, quiet=options.quiet)
+        return launch(request, arguments, how, quiet=options.quiet)
     return run(request, quiet=options.quiet)

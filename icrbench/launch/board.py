@@ -3,7 +3,9 @@
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from typing import Literal
+
+from icrbench.runner.recorder import Tally
 
 State = Literal["waiting", "running", "done", "lost"]
 
@@ -33,16 +35,6 @@ class Piece:
     name: str
 
 
-class Counts(TypedDict):
-    """What became of cells, as `icrbench.runner.recorder.Tally` counts them."""
-
-    done: int
-    kept: int
-    left: int
-    failed: int
-    uncalibrated: int
-
-
 @dataclass
 class Entry:
     """What is known of a piece.
@@ -50,20 +42,16 @@ class Entry:
     Attributes:
         piece: the piece.
         state: ``lost`` when its workers died or hung once too often, or its model could not be loaded.
-        worker: who does it, or did it last.
         since: when it was taken or ended, in seconds of the driver's clock.
         tries: how often it was taken.
         why: of a lost piece, what is said.
-        failed: cells of it that failed.
     """
 
     piece: Piece
     state: State = "waiting"
-    worker: int | None = None
     since: float = 0.0
     tries: int = 0
     why: str = ""
-    failed: int = 0
 
 
 @dataclass
@@ -81,12 +69,11 @@ class Board:
     pieces: Sequence[Piece]
     retries: int
     entries: list[Entry] = field(init=False)
-    counts: Counts = field(init=False)
+    tally: Tally = field(init=False, default_factory=Tally)
 
     def __post_init__(self) -> None:
         """Queue what waits for nothing."""
         self.entries = [Entry(piece) for piece in self.pieces]
-        self.counts = {"done": 0, "kept": 0, "left": 0, "failed": 0, "uncalibrated": 0}
         self._queues: dict[int, list[tuple[bool, float, int]]] = {}
         self._tokens: dict[int, float] = {}
         self._blocked: dict[int, list[int]] = {}
@@ -108,12 +95,11 @@ class Board:
         """The pieces that could not be had."""
         return [entry for entry in self.entries if entry.state == "lost"]
 
-    def take(self, worker: int, model: int | None, now: float) -> Piece | None:
+    def take(self, model: int | None, now: float) -> Piece | None:
         """Give a worker its next piece; None if nothing can be begun just now.
 
         Args:
-            worker: its number.
-            model: the model that it has loaded; None if it has none.
+            model: the model that the worker has loaded; None if it has none.
             now: the driver's clock.
         """
         waiting = [own for own, queue in self._queues.items() if queue]
@@ -123,17 +109,14 @@ class Board:
         *_, number = heapq.heappop(self._queues[chosen])
         entry = self.entries[number]
         self._tokens[chosen] -= entry.piece.tokens
-        entry.state, entry.worker, entry.since = "running", worker, now
+        entry.state, entry.since = "running", now
         entry.tries += 1
         return entry.piece
 
-    def end(self, number: int, counts: Counts, now: float) -> None:
-        """Note that a piece is done, and free what waited for it."""
-        entry = self.entries[number]
-        entry.failed = counts["failed"]
-        for name in self.counts:
-            self.counts[name] += counts[name]  # type: ignore[literal-required]
-        self._close(entry, "done", now)
+    def end(self, number: int, tally: Tally, now: float) -> None:
+        """Note that a piece is done, with what has become of its cells, and free what waited for it."""
+        self.tally += tally
+        self._close(self.entries[number], "done", now)
 
     def lose(self, number: int, why: str, now: float) -> bool:
         """Note that the worker of a piece was lost; returns whether the piece will be tried again."""

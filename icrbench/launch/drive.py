@@ -7,6 +7,7 @@ from typing import Protocol
 
 from icrbench.launch.board import Board, Piece
 from icrbench.launch.station import Order, Report
+from icrbench.runner.recorder import Tally
 from icrbench.util.errors import UserError
 
 HANGS = 600.0  # seconds without any processor time after which a worker is given up
@@ -105,17 +106,22 @@ class Driver:
         return moved
 
     def _hear(self, worker: int, now: float) -> bool:
-        """Take what a worker reports, and notice when it is gone or hangs."""
+        """Take what a worker reports, and notice when it is gone or hangs; returns whether it has said something."""
         seat = self.seats[worker]
-        alive = seat.alive  # before the reports: what it said last is not lost
-        reports = seat.reports()
-        for report in reports:
-            self._take(worker, report, now)
+        alive, said = self._listen(worker, seat, now)
         if not alive:
             self._lose(worker, seat.ending() or "ended by itself", now)
         elif worker in self.busy and seat.still() > self.hangs:
             self._lose(worker, f"has done nothing for {self.hangs:.0f} s", now)
-        return bool(reports)
+        return said
+
+    def _listen(self, worker: int, seat: Seat, now: float) -> tuple[bool, bool]:
+        """Take what a worker reports; returns whether it is there, and whether it has said something."""
+        alive = seat.alive  # before the reports: what it said last is not lost
+        reports = seat.reports()
+        for report in reports:
+            self._take(worker, report, now)
+        return alive, bool(reports)
 
     def _take(self, worker: int, report: Report, now: float) -> None:
         if "line" in report:
@@ -129,7 +135,7 @@ class Driver:
                 self.tell(report["refused"])
                 self.board.refuse(report["ended"], report["refused"], now)
             else:
-                self.board.end(report["ended"], report["counts"], now)
+                self.board.end(report["ended"], Tally(**report["counts"]), now)
 
     def _lose(self, worker: int, ending: str, now: float) -> None:
         seat = self.seats.pop(worker)
@@ -148,7 +154,7 @@ class Driver:
         )
 
     def _give(self, worker: int, now: float) -> bool:
-        piece = self.board.take(worker, self._models.get(worker), now)
+        piece = self.board.take(self._models.get(worker), now)
         if piece is None:
             return False
         if worker not in self.seats:
@@ -174,9 +180,7 @@ class Driver:
         open_seats = dict(self.seats)
         while open_seats and time.monotonic() < until:
             for worker, seat in list(open_seats.items()):
-                alive = seat.alive
-                for report in seat.reports():
-                    self._take(worker, report, time.monotonic())
+                alive, _ = self._listen(worker, seat, time.monotonic())
                 if not alive:
                     if ending := seat.ending():
                         self.spoilt.append(f"worker {worker} ({seat.where}) {ending} before its last check.")

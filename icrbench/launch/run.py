@@ -13,13 +13,12 @@ from icrbench.launch.drive import Driver, Engine
 from icrbench.launch.local import LocalEngine
 from icrbench.launch.pieces import cut
 from icrbench.launch.station import to_json
-from icrbench.runner.plan import not_applicable, plan
+from icrbench.runner.plan import plan
 from icrbench.runner.request import Request
-from icrbench.runner.run import hush
+from icrbench.runner.run import prepared
 from icrbench.runner.standing import FOLDER, Progress, Reporter
-from icrbench.store.store import Store
 from icrbench.util.errors import UserError
-from icrbench.util.progress import say, set_quiet
+from icrbench.util.progress import say
 
 SHOWN = 5  # pieces named in a sentence
 
@@ -41,28 +40,22 @@ class Launch:
     retries: int = 2
 
 
-def launch(arguments: Mapping[str, Any], how: Launch, *, quiet: bool = False) -> int:
+def launch(request: Request, arguments: Mapping[str, Any], how: Launch, *, quiet: bool = False) -> int:
     """Run a grid on several workers; returns 0, or 1 if a cell failed or could not be had.
 
     Args:
-        arguments: of `Request.build`.
+        request: what to run.
+        arguments: of `Request.build` that it was built from, for the workers.
         how: which workers.
         quiet: no line a minute.
 
     Raises:
-        UserError: for anything wrong with the request, or if workers end without getting anything done.
+        UserError: if the run cannot begin, or if workers end without getting anything done.
     """
-    set_quiet(quiet)
-    hush(quiet)
-    request = Request.build(**arguments)
     models = [model for model in request.models if isinstance(model, str)]
     if len(models) != len(request.models):
         raise UserError("a model that is loaded already cannot be sent to workers: give its folder or hub id.")
-    store = Store(request.out)
-    store.check_writable()
-    datasets = request.datasets()
-    for sentence in not_applicable(request, datasets):
-        say(sentence)
+    _, datasets = prepared(request, quiet=quiet)
     units = plan(request, datasets)
     board = Board(cut(units, models, datasets), how.retries)
     cells = sum(len(unit.cells) for unit in units) * len(models)
@@ -101,12 +94,12 @@ def _numbered(cells: int) -> Callable[[str], None]:
 
 def _look(driver: Driver, cells: int) -> Progress:
     now = time.monotonic()
-    board, counts = driver.board, driver.board.counts
+    board, tally = driver.board, driver.board.tally
     return {
         "cells": cells,
-        "done": counts["done"],
-        "kept": counts["kept"],
-        "failed": counts["failed"],
+        "done": tally.done,
+        "kept": tally.kept,
+        "failed": tally.failed,
         "share": board.share_done(),
         "running": [
             {
@@ -122,15 +115,15 @@ def _look(driver: Driver, cells: int) -> Progress:
 
 def _close(driver: Driver, cells: int, request: Request) -> int:
     """Say how it went."""
-    counts, lost = driver.board.counts, driver.board.lost
+    tally, lost = driver.board.tally, driver.board.lost
     for sentence in driver.spoilt:
         say(sentence)
     if lost:
         names = ", ".join(entry.piece.name for entry in lost[:SHOWN]) + (" and others" if len(lost) > SHOWN else "")
         say(f"could not be had: {names}; the same command tries them again.")
-    left = f", {counts['left']} left to another run" if counts["left"] else ""
+    left = f", {tally.left} left to another run" if tally.left else ""
     say(
-        f"{counts['done']} cells run, {counts['kept']} already there{left}, {counts['failed']} failed of {cells};"
+        f"{tally.done} cells run, {tally.kept} already there{left}, {tally.failed} failed of {cells};"
         f" results in {request.out}"
     )
-    return 1 if lost or driver.spoilt or counts["failed"] or counts["left"] else 0
+    return 1 if lost or driver.spoilt or tally.failed or tally.left else 0

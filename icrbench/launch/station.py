@@ -1,23 +1,17 @@
 """What a worker does: it holds one model at a time, and computes the pieces that it is given."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from icrbench.launch.board import Counts
-from icrbench.runner.changed_code import changed_code
-from icrbench.runner.guard import LeftBehind
 from icrbench.runner.plan import Unit, plan
 from icrbench.runner.recorder import Recorder
-from icrbench.runner.request import Request
-from icrbench.runner.run import work
-from icrbench.runner.worker import Worker
+from icrbench.runner.request import PATHS, Request
+from icrbench.runner.run import recorder_of, verify, work
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError
-from icrbench.util.progress import note, say
-
-PATHS = ("data_dir", "tasks_dir", "methods_dir", "out", "cache_dir")
+from icrbench.util.progress import say
 
 
 class Order(TypedDict):
@@ -33,13 +27,13 @@ class Order(TypedDict):
 class Report(TypedDict, total=False):
     """What a worker says.
 
-    ``ended`` is the number of a piece, with the ``counts`` of its cells, or ``refused``, why its model cannot be had.
-    ``line`` is for people. ``spoilt`` is said when all is done and the weights were found changed: no cell that this
-    worker has computed is kept.
+    ``ended`` is the number of a piece, with the ``counts`` of its cells (a `Tally`), or ``refused``, why its model
+    cannot be had. ``line`` is for people. ``spoilt`` is said when all is done and the weights were found changed: no
+    cell that this worker has computed is kept.
     """
 
     ended: int
-    counts: Counts
+    counts: dict[str, int]
     refused: str
     line: str
     spoilt: str
@@ -60,49 +54,39 @@ class Station:
         self._store = Store(self._request.out)
         self._plan: list[Unit] = plan(self._request, self._datasets)
         self._model: int | None = None
-        self._worker: Worker | None = None
         self._recorder: Recorder | None = None
 
     def do(self, order: Order) -> None:
         """Compute a piece, and report that it ended."""
         try:
-            worker, recorder = self._prepared(order["model"])
+            recorder = self._prepared(order["model"])
         except UserError as error:
             self._tell({"ended": order["number"], "refused": str(error)})
             return
         cells = [self._plan[order["unit"]].cells[place] for place in order["cells"]]
-        before = asdict(recorder.tally)
+        before = replace(recorder.tally)
         if order["fit"]:
             try:
-                worker.fitted(cells[0])
+                recorder.worker.fitted(cells[0])
             except Exception as error:  # each cell that needs the fit will fail with it, and its record will say so
                 say(f"{cells[0]}: {error}")
         else:
-            work(worker, recorder, cells, self._request.priors)
-        counts: Counts = {name: value - before[name] for name, value in asdict(recorder.tally).items()}  # type: ignore[assignment]
-        self._tell({"ended": order["number"], "counts": counts})
+            work(recorder, cells, self._request.priors)
+        self._tell({"ended": order["number"], "counts": asdict(recorder.tally - before)})
 
     def close(self) -> None:
         """Read every weight once more before what was computed is relied on."""
-        if self._worker is None or self._recorder is None:
-            return
-        try:
-            self._worker.verify()
-        except LeftBehind as error:
-            self._recorder.revoke(error)
+        if self._recorder is not None and (error := verify(self._recorder)):
             self._tell({"spoilt": str(error)})
-        self._model = self._worker = self._recorder = None
+        self._model = self._recorder = None
 
-    def _prepared(self, model: int) -> tuple[Worker, Recorder]:
-        if self._model != model or self._worker is None or self._recorder is None:
+    def _prepared(self, model: int) -> Recorder:
+        if self._model != model or self._recorder is None:
             self.close()  # one model at a time
-            self._worker = Worker(self._request.models[model], self._datasets, self._request, self._store)
-            self._recorder = Recorder(self._worker, self._datasets, self._request, self._store, tell=self._line)
+            asked = self._request.models[model]
+            self._recorder = recorder_of(asked, self._plan, self._request, self._datasets, self._store, tell=self._line)
             self._model = model
-            identities = (self._worker.identity(cell) for unit in self._plan for cell in unit.cells)
-            if sentence := changed_code(self._store, identities):
-                note(sentence)
-        return self._worker, self._recorder
+        return self._recorder
 
     def _line(self, text: str) -> None:
         say(text)

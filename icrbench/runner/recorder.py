@@ -3,7 +3,7 @@
 import time
 import traceback
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from icrbench.protocol import Datasets
 from icrbench.runner.environment import environment
@@ -30,6 +30,12 @@ class Tally:
     left: int = 0
     failed: int = 0
     uncalibrated: int = 0
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(*(own + more for own, more in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: "Tally") -> "Tally":
+        return Tally(*(own - less for own, less in zip(astuple(self), astuple(other), strict=True)))
 
     def __str__(self) -> str:
         left = f", {self.left} left to another process" if self.left else ""

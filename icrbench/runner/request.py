@@ -26,6 +26,8 @@ from icrbench.util.errors import UserError, shown, unknown
 
 DEFAULT_OUT = Path("runs/default")
 MOST_SHARES = 100_000
+PATHS = ("data_dir", "tasks_dir", "methods_dir", "out", "cache_dir")
+"""Arguments of `Request.build` that are paths."""
 
 
 @dataclass(frozen=True)

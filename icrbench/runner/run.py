@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from transformers.utils.logging import disable_progress_bar
@@ -35,13 +35,7 @@ def run(request: Request, *, quiet: bool = False) -> int:
     Raises:
         UserError: if the only model cannot be loaded, or the run cannot begin.
     """
-    set_quiet(quiet)
-    hush(quiet)
-    store = Store(request.out)
-    store.check_writable()
-    datasets = request.datasets()
-    for sentence in not_applicable(request, datasets):
-        say(sentence)
+    store, datasets = prepared(request, quiet=quiet)
     account = Account(_units(request, datasets), datasets)
     reporter = Reporter(request.out, request.command, account.look, lines=not quiet and not sys.stderr.isatty())
     complete = True
@@ -49,7 +43,9 @@ def run(request: Request, *, quiet: bool = False) -> int:
         for model, units in zip(request.models, account.units, strict=True):
             name = model.revision.name if isinstance(model, Backbone) else model
             try:
-                recorder = _recorder(model, units, request, datasets, store)
+                recorder = recorder_of(
+                    model, units, request, datasets, store, total=sum(len(unit.cells) for unit in units)
+                )
             except UserError as error:
                 if len(request.models) == 1:
                     raise
@@ -65,12 +61,23 @@ def run(request: Request, *, quiet: bool = False) -> int:
     return 0 if complete else 1
 
 
-def hush(quiet: bool) -> None:
-    """Keep what libraries tell and draw out of a log."""
+def prepared(request: Request, *, quiet: bool) -> tuple[Store, Datasets]:
+    """Check that results can be kept, load the data, and say what will not be run; keep a log free of libraries' talk.
+
+    Raises:
+        UserError: if the folder cannot be written, or data cannot be had.
+    """
+    set_quiet(quiet)
     if quiet or not sys.stderr.isatty():
         disable_progress_bar()
     for noisy in ("transformers", "huggingface_hub", "datasets"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
+    store = Store(request.out)
+    store.check_writable()
+    datasets = request.datasets()
+    for sentence in not_applicable(request, datasets):
+        say(sentence)
+    return store, datasets
 
 
 def _units(request: Request, datasets: Datasets) -> list[list[Unit]]:
@@ -82,32 +89,50 @@ def _units(request: Request, datasets: Datasets) -> list[list[Unit]]:
     return [[units[own] for own in places] for places in deal(units, len(request.models), datasets, shares)[number - 1]]
 
 
-def _recorder(
-    model: str | Backbone, units: Sequence[Unit], request: Request, datasets: Datasets, store: Store
+def recorder_of(
+    model: str | Backbone,
+    units: Sequence[Unit],
+    request: Request,
+    datasets: Datasets,
+    store: Store,
+    *,
+    total: int = 0,
+    tell: Callable[[str], None] = say,
 ) -> Recorder:
+    """Load a model, say which of its cells other code has computed, and return what records them (`Recorder`).
+
+    Raises:
+        UserError: as `Worker`.
+    """
     worker = Worker(model, datasets, request, store)
     if sentence := changed_code(store, (worker.identity(cell) for unit in units for cell in unit.cells)):
         note(sentence)
-    return Recorder(worker, datasets, request, store, total=sum(len(unit.cells) for unit in units))
+    return Recorder(worker, datasets, request, store, total, tell)
 
 
 def _work_off(recorder: Recorder, units: Sequence[Unit], request: Request) -> None:
-    worker = recorder.worker
     for unit in units:
-        work(worker, recorder, unit.cells, request.priors)
+        work(recorder, unit.cells, request.priors)
     # Another process that had a cell may have been killed since: whoever is still here takes it over.
-    work(worker, recorder, recorder.take_left(), request.priors)
+    work(recorder, recorder.take_left(), request.priors)
     recorder.name_left()
+    verify(recorder)
+
+
+def verify(recorder: Recorder) -> LeftBehind | None:
+    """Read every weight once more; if one has changed no cell of this run is kept, and the reason is returned."""
     try:
-        worker.verify()
+        recorder.worker.verify()
     except LeftBehind as error:
         recorder.revoke(error)
+        return error
+    return None
 
 
-def work(worker: Worker, recorder: Recorder, cells: Sequence[Cell], priors: bool) -> None:
+def work(recorder: Recorder, cells: Sequence[Cell], priors: bool) -> None:
     """Fit, score and record cells that have no result yet, then measure the priors that they lack."""
     with closing(recorder.unfinished(cells)) as unfinished:
-        for outcome in worker.execute(unfinished):
+        for outcome in recorder.worker.execute(unfinished):
             recorder.write(outcome)
     if priors:
         with closing(recorder.without_priors(cells)) as uncalibrated:
