@@ -1,6 +1,6 @@
 """Synthetic records for the tests of the store and of the reports."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +133,9 @@ def fill(store: Store, label: str, seed: int | None, counts: Sequence[int], **mo
     """Cells of the first tasks, with so many right answers of ``N`` each."""
     for task, count in zip(TASKS, counts, strict=False):
         add(store, task, label, seed, answers(count), **more)
+
+
+def unmeasured(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a result that are the same whenever it is computed: all but times and memory."""
+    measured = ("seconds", "bytes", "taken")  # parts of their names
+    return {name: value for name, value in result.items() if not any(part in name for part in measured)}

@@ -23,6 +23,7 @@ from icrbench.launch.station import Order
 from icrbench.runner.recorder import Tally
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError
+from records import unmeasured
 
 __all__ = ["icrbench"]  # a fixture
 ONE = Tally(done=1)
@@ -96,7 +97,6 @@ METHODS = (
     "zero_shot,few_shot:per_class=1,task_vector:per_class=1:held_out=4:layer=2,"
     "icr:prompts_per_domain=4:prompts_agnews=4:per_class=1:train_per_domain=4:encoder=random:hidden=8:rank=2"
 )
-MEASURED = ("seconds", "bytes", "taken")  # parts of the names of what differs from run to run
 
 
 def line(out: Path, *more: object) -> list[str]:
@@ -110,8 +110,8 @@ def outcome(folder: Path) -> dict[str, Any]:
     found = {}
     for record in store.records():
         assert record["result"] is not None, record["error"]
-        numbers = {k: v for k, v in record["result"].items() if not any(part in k for part in MEASURED)}
-        found[record["key"]] = (record["cell"], record["fit"], numbers, store.rows(record["key"]).to_pylist())
+        rows = store.rows(record["key"]).to_pylist()
+        found[record["key"]] = (record["cell"], record["fit"], unmeasured(record["result"]), rows)
     return found
 
 

@@ -10,6 +10,7 @@ import pytest
 from cli_setup import Commands, Done, icrbench, model_folder
 from icrbench import method
 from icrbench.store.priors import keys_with_priors, read_priors
+from records import unmeasured
 
 __all__ = ["icrbench"]  # a fixture
 pytestmark = pytest.mark.usefixtures("own_registry")
@@ -159,7 +160,6 @@ def run(icrbench: Commands, parts: dict[str, str], out: str = "out", priors: boo
     )
 
 
-MEASURED = ("seconds", "bytes", "taken")  # parts of the names of what differs from run to run
 Cells = dict[tuple[str, str], Any]
 
 
@@ -172,9 +172,8 @@ def cells(icrbench: Commands, out: str = "out") -> Cells:
     for record in store.records():
         if record["cell"]["method"] != "bad":
             assert record["result"] is not None, record["error"]
-            numbers = {k: v for k, v in record["result"].items() if not any(part in k for part in MEASURED)}
             rows = store.rows(record["key"]).to_pylist()
-            found[record["cell"]["label"], record["cell"]["task"]] = (numbers, rows)
+            found[record["cell"]["label"], record["cell"]["task"]] = (unmeasured(record["result"]), rows)
     return found
 
 

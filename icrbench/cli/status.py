@@ -1,14 +1,13 @@
 """``icrbench status``: how the runs of a results folder stand."""
 
 import argparse
-import os
-import platform
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from icrbench.cli.options import path
 from icrbench.util.errors import UserError
+from icrbench.util.files import gone
 
 if TYPE_CHECKING:
     from icrbench.cli.options import Subcommands
@@ -48,15 +47,7 @@ def _going_on(standing: "Standing") -> bool:
 
 def _gone(standing: "Standing") -> bool:
     """Whether the process of a run is no more; of another machine, whether it has given no sign for long."""
-    if standing["host"] != platform.node():
-        return time.time() - standing["updated"] > SILENT
-    try:
-        os.kill(standing["process"], 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
+    return gone(standing["host"], standing["process"], standing["updated"], SILENT)
 
 
 def _text(standing: "Standing") -> str:

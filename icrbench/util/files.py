@@ -123,12 +123,27 @@ def _abandoned(path: Path) -> bool:
     """Whether the process that wrote a temporary file is gone; of another machine's only the age is known."""
     try:
         _, machine, process, _ = path.name.rsplit("~", 3)
-        if machine != platform.node():
-            return time.time() - path.stat().st_mtime > _STALE
-        os.kill(int(process), 0)
+        return gone(machine, int(process), path.stat().st_mtime, _STALE)
+    except (OSError, ValueError):
+        return False
+
+
+def gone(machine: str, process: int, seen: float, patience: float) -> bool:
+    """Whether a process is no more.
+
+    Args:
+        machine: that it runs on, as `platform.node` names it.
+        process: its number there.
+        seen: when it last gave a sign, in seconds since 1970.
+        patience: seconds after which a process of another machine, where one cannot look, is taken for gone.
+    """
+    if machine != platform.node():
+        return time.time() - seen > patience
+    try:
+        os.kill(process, 0)
     except ProcessLookupError:
         return True
-    except (OSError, ValueError):
+    except OSError:  # somebody else's
         return False
     return False
 

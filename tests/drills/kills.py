@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # helpers of the tests
 from icrbench.cli import main
 from icrbench.runner import run as _imported  # everything slow is imported before the first fork
 from icrbench.store.store import Store
+from records import unmeasured
 from tiny import tiny_model, tokenizer
 
 assert _imported
@@ -33,7 +34,6 @@ METHODS = (
     "zero_shot,few_shot:per_class=1,task_vector:per_class=1:held_out=4,"
     "icr:prompts_per_domain=4:prompts_agnews=4:per_class=1:train_per_domain=4:encoder=random:hidden=8:rank=2"
 )
-MEASURED = ("seconds", "bytes", "taken")  # parts of the names of what differs from run to run
 
 
 def command(model: Path, folder: Path) -> list[str]:
@@ -69,10 +69,8 @@ def outcome(folder: Path) -> dict[str, Any]:
     store = Store(folder / "out")
     found = {}
     for record in store.records():
-        result = record["result"] or {}
-        numbers = {name: value for name, value in result.items() if not any(part in name for part in MEASURED)}
         rows = store.rows(record["key"]).to_pylist() if record["result"] else []
-        found[record["key"]] = (record["cell"], record["status"], numbers, rows)
+        found[record["key"]] = (record["cell"], record["status"], unmeasured(record["result"] or {}), rows)
     return found
 
 
