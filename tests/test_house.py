@@ -24,9 +24,9 @@ FLOORS = (
     {"launch"},
     {"analysis", "lm_eval", "api"},
     {"cli"},
-    {"__init__"},
+    {"__init__", "__main__"},
 )
-"""Folders and modules of the package, lowest floor first; ``methods`` is the top level's, ``__init__`` its own."""
+"""Folders and modules of the package, lowest floor first; ``methods`` is the top level's, the last two its own."""
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 COMPUTES = {name.removesuffix(".py") for name in COMPUTING}
 WITHOUT_TORCH = (

@@ -211,6 +211,16 @@ def test_shares_are_the_whole_and_each_cell_is_in_one(icrbench: Commands, undist
     assert outcome(out) == undisturbed
 
 
+def test_a_share_loads_no_model_of_which_it_has_nothing_to_do(icrbench: Commands) -> None:
+    models = f"{model_folder()},{icrbench.folder / 'damaged'}"
+    (icrbench.folder / "damaged").mkdir()
+    done = icrbench.run("--share", "1/2", models=models)
+    assert (done.code, done.counts) == (0, (1, 0, 0))
+    done = icrbench.run("--share", "2/2", models=models)
+    assert done.code == 1
+    assert "None of its cells was run." in done.out
+
+
 @pytest.mark.parametrize("share", ["0/3", "4/3", "3", "a/b", "1/1000000"])
 def test_a_share_that_cannot_be_is_refused(icrbench: Commands, share: str) -> None:
     icrbench.refused(icrbench(*line(icrbench.folder / "out", "--share", share)), "a share is written 3/8")

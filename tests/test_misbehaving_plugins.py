@@ -252,10 +252,11 @@ def test_a_number_that_a_look_misses_is_found_at_the_end(icrbench: Commands) -> 
     assert not list((icrbench.folder / "out" / "fitted").glob("*/fitted.json"))
 
 
-def test_ctrl_c_inside_a_method_ends_the_run_and_keeps_what_is_finished(icrbench: Commands) -> None:
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_inside_a_method_ends_the_run_and_keeps_what_is_finished(icrbench: Commands, name: str) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background it is ignored
     try:
-        done = run(icrbench, {"fit": "os.kill(os.getpid(), signal.SIGINT); time.sleep(30)"})
+        done = run(icrbench, {"fit": f"os.kill(os.getpid(), signal.{name}); time.sleep(30)"})
     finally:
         signal.signal(signal.SIGINT, before)
     assert done.code == 2

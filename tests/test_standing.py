@@ -42,6 +42,21 @@ def test_a_line_is_said_once_a_minute(
     assert standings(tmp_path) == []  # the next run forgets what is over
 
 
+def test_a_share_forgets_what_itself_has_left_and_nothing_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for process, share in enumerate(("1/2", "2/2", "2/2")):  # the second is started again
+        monkeypatch.setattr(standing.os, "getpid", lambda number=process: number)
+        reporter = Reporter(tmp_path, f"icrbench run --share {share}", lambda: PROGRESS, lines=False, share=True)
+        reporter.update(over=True)
+    assert [(own["command"], own["process"]) for own in standings(tmp_path)] == [
+        ("icrbench run --share 1/2", 0),
+        ("icrbench run --share 2/2", 2),
+    ]
+    Reporter(tmp_path, "icrbench run", lambda: PROGRESS, lines=False)
+    assert standings(tmp_path) == []
+
+
 def test_a_bar_counts_where_it_is_not_shown() -> None:
     assert current() is None
     with bar("rows", 5) as outer:

@@ -4,10 +4,13 @@ import argparse
 import logging
 import os
 import shlex
+import signal
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ def run_command(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
     for name in CHATTY:
         logging.getLogger(name).setLevel(logging.ERROR)
-    with warnings.catch_warnings():
+    with _orderly_end(), warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
             return int(options.command(options))
@@ -53,6 +56,19 @@ def run_command(arguments: Sequence[str]) -> int:
         except KeyboardInterrupt:
             print(f"icrbench: interrupted; finished cells are kept, go on with: {options.line}", file=sys.stderr)
             return INTERRUPTED
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """Take SIGTERM, with which schedulers end a job, for Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():  # Python hears signals in the main thread alone
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _show_warning(message: Any, category: Any, *_: Any, **__: Any) -> None:

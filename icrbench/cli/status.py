@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 from icrbench.cli.options import path
 from icrbench.util.errors import UserError
-from icrbench.util.files import gone
 
 if TYPE_CHECKING:
     from icrbench.cli.options import Subcommands
     from icrbench.runner.standing import Standing
 
 AGAIN = 5.0  # seconds between two looks of --watch
-SILENT = 60.0  # seconds without a sign after which a run on another machine is said to be silent
 
 
 def add(commands: "Subcommands") -> None:
@@ -42,18 +40,15 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _going_on(standing: "Standing") -> bool:
-    return not standing["over"] and not _gone(standing)
+    from icrbench.runner.standing import is_gone
 
-
-def _gone(standing: "Standing") -> bool:
-    """Whether the process of a run is no more; of another machine, whether it has given no sign for long."""
-    return gone(standing["host"], standing["process"], standing["updated"], SILENT)
+    return not standing["over"] and not is_gone(standing)
 
 
 def _text(standing: "Standing") -> str:
     from icrbench.util.progress import duration
 
-    end = "over" if standing["over"] else "gone without an end" if _gone(standing) else "going on"
+    end = "over" if standing["over"] else "going on" if _going_on(standing) else "gone without an end"
     where, took = f"process {standing['process']} on {standing['host']}", standing["updated"] - standing["started"]
     ended = {name: standing[name] for name in ("done", "kept", "failed")}
     waiting = standing["cells"] - sum(ended.values()) - len(standing["running"])

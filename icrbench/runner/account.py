@@ -32,9 +32,13 @@ class Account:
         """Go on with the next model."""
         self._begun.append(recorder)
 
+    def skipped(self) -> None:
+        """Go on with the next model, of which there is nothing to do."""
+        self._begun.append(None)
+
     def refused(self, model: str, why: str) -> None:
         """Leave a model out."""
-        self._begun.append(None)
+        self.skipped()
         self._lost.append({"what": f"all cells of {model}", "why": why})
 
     def look(self) -> Progress:

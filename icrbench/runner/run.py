@@ -37,11 +37,20 @@ def run(request: Request, *, quiet: bool = False) -> int:
     """
     store, datasets = prepared(request, quiet=quiet)
     account = Account(_units(request, datasets), datasets)
-    reporter = Reporter(request.out, request.command, account.look, lines=not quiet and not sys.stderr.isatty())
+    reporter = Reporter(
+        request.out,
+        request.command,
+        account.look,
+        lines=not quiet and not sys.stderr.isatty(),
+        share=request.share is not None,
+    )
     complete = True
     with reporter.beside():
         for model, units in zip(request.models, account.units, strict=True):
             name = model.revision.name if isinstance(model, Backbone) else model
+            if request.share is not None and not units:  # another share's: no need to load it
+                account.skipped()
+                continue
             try:
                 recorder = recorder_of(
                     model, units, request, datasets, store, total=sum(len(unit.cells) for unit in units)

@@ -14,12 +14,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypedDict, cast
 
-from icrbench.util.files import write_atomic
+from icrbench.util.files import gone, write_atomic
 from icrbench.util.progress import duration, note
 
 FOLDER = "logs"
 EVERY = 5.0  # seconds between two writings
 LINE_EVERY = 60.0  # seconds between two lines
+SILENT = 60.0  # seconds without a sign after which a run on another machine is said to be gone
 
 
 class Running(TypedDict):
@@ -82,9 +83,12 @@ class Reporter:
         command: that asked for the run.
         look: says how far it is.
         lines: whether to print lines: where nobody sees bars.
+        share: whether the run is a share, so that what the others have left stays to be counted.
     """
 
-    def __init__(self, folder: Path, command: str, look: Callable[[], Progress], *, lines: bool) -> None:
+    def __init__(
+        self, folder: Path, command: str, look: Callable[[], Progress], *, lines: bool, share: bool = False
+    ) -> None:
         self._path = folder / FOLDER / f"{platform.node()}-{os.getpid()}.json"
         self._command = command
         self._look = look
@@ -92,7 +96,7 @@ class Reporter:
         self._started = time.time()
         self._written = 0.0
         self._said = self._started
-        _forget_finished(folder)
+        _forget_finished(folder, command if share else None)
 
     def update(self, *, over: bool = False) -> None:
         """Write and say what is due."""
@@ -147,9 +151,19 @@ def standings(folder: Path) -> list[Standing]:
     return sorted(found, key=lambda own: own["updated"])
 
 
-def _forget_finished(folder: Path) -> None:
-    """Remove what runs that are over have left here."""
+def is_gone(standing: Standing) -> bool:
+    """Whether the process of a run is no more; of another machine, whether it has given no sign for long."""
+    return gone(standing["host"], standing["process"], standing["updated"], SILENT)
+
+
+def _forget_finished(folder: Path, share_of: str | None) -> None:
+    """Remove what runs that are over have left here; a share, only what it has left itself when it was started before.
+
+    Args:
+        folder: of the results.
+        share_of: the command of a share; None for a whole run.
+    """
     for own in standings(folder):
-        if own["over"]:
+        if own["over"] if share_of is None else own["command"] == share_of and (own["over"] or is_gone(own)):
             with suppress(OSError):
                 (folder / FOLDER / f"{own['host']}-{own['process']}.json").unlink()
