@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from icrbench.data import contamination
-from icrbench.data.rules import Protocol, Rules
+from icrbench.data.rules import Protocol, Rules, own_rows
 from icrbench.data.sources import LocalDir, Source, TaskData, load, subsample
 from icrbench.data.task import NO_LABEL, Example, Task
 from icrbench.method import FitData, Method, Pool, Scope
@@ -97,7 +97,7 @@ class Datasets:
 
     def _own_rows(self, task: str) -> bool:
         """Whether anything of a task's own train split may be used."""
-        return self._rules.protocol == "in_task" or self.data[task].task.role == "id"
+        return own_rows(self._rules.protocol, self.data[task].task.role)
 
     def overlap(self, method: Method, task: str) -> dict[str, int]:
         """Test rows of ``task`` that share texts with a pool the method sees, by ``"train->test"``; zeros left out."""

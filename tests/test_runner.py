@@ -58,6 +58,7 @@ def test_a_record_says_how_it_was_made(icrbench: Commands) -> None:
         "task": "mr",
         "seed": 5,
         "protocol": "paper",
+        "protocols": ["paper"],
         "clean": False,
         "explicit": True,
         "own_rows": False,
@@ -114,11 +115,13 @@ def test_only_equal_cells_are_kept(icrbench: Commands) -> None:
     assert few_shot(methods="few_shot:per_class=2") == (1, 0, 0)
     assert few_shot(seeds="0,1") == (1, 1, 0)
     assert few_shot(limit=3) == (1, 0, 0)
-    assert few_shot("--protocol", "in_task") == (1, 0, 0)
+    assert few_shot("--protocol", "in_task") == (0, 1, 0)  # in domain both protocols give a task its own rows
+    assert few_shot("--protocol", "in_task", tasks="mr") == (1, 0, 0)
+    assert few_shot("--protocol", "paper", tasks="mr") == (1, 0, 0)
     assert few_shot("--clean") == (1, 0, 0)
     assert few_shot(dtype="bfloat16") == (1, 0, 0)
     assert few_shot() == (0, 1, 0)
-    assert len(icrbench.records()) == 7
+    assert len(icrbench.records()) == 8
 
 
 def test_zero_shot_is_one_cell_for_all_seeds(icrbench: Commands) -> None:

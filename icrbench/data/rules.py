@@ -21,3 +21,8 @@ class Rules:
     protocol: Protocol
     clean: bool
     limit: int | None
+
+
+def own_rows(protocol: str, role: str) -> bool:
+    """Whether anything of the train split of a task of this role may be used for the task itself."""
+    return protocol == "in_task" or role == "id"

@@ -30,7 +30,7 @@ from itertools import groupby
 from icrbench.data.task import OPEN_ENDED
 from icrbench.report.origin import origin
 from icrbench.report.text.names import display_name
-from icrbench.store.records import CellRecord
+from icrbench.store.records import CellRecord, by_protocol
 
 REFERENCES = {"zero_shot", "few_shot"}
 """What methods are compared with."""
@@ -116,7 +116,7 @@ class Group:
 
 def comparable_groups(records: Iterable[CellRecord]) -> list[Group]:
     """Split records into tables: real before demo data, full before subsets, then by model and protocol."""
-    plain = (record for record in records if "variation" not in record["cell"])
+    plain = (record for record in by_protocol(records) if "variation" not in record["cell"])
     keyed = sorted(((_place(record), record) for record in plain), key=lambda pair: pair[0])
     digests = _Digests()
     groups = []

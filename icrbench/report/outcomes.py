@@ -8,9 +8,10 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from icrbench.data.rules import own_rows
 from icrbench.data.task import OPEN_ENDED
 from icrbench.report.metrics import METRICS, Outcome
-from icrbench.scoring.prior import KINDS, Floats, Kind, corrected, log_prior, log_softmax
+from icrbench.scoring.prior import FROM_INPUTS, KINDS, Floats, Kind, corrected, log_prior, log_softmax
 from icrbench.store.priors import Priors, keys_with_priors, logits_by_options, read_priors
 from icrbench.store.records import CellRecord
 from icrbench.store.rows import Answers, Ids
@@ -46,8 +47,8 @@ class Outcomes:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._with_priors = keys_with_priors(store.folder)
-        self._answers: dict[str, dict[Calibration, Answers | None]] = {}
-        self._metrics: dict[tuple[str, Calibration], dict[str, float]] = {}
+        self._answers: dict[tuple[str, str], dict[Calibration, Answers | None]] = {}
+        self._metrics: dict[tuple[str, str, Calibration], dict[str, float]] = {}
 
     @property
     def folder(self) -> Path:
@@ -91,7 +92,7 @@ class Outcomes:
         Raises:
             UserError, ValueError: as ``answers``.
         """
-        place = record["key"], calibrate
+        place = record["key"], record["cell"]["protocol"], calibrate
         if place not in self._metrics:
             outcome = self.outcome(record, calibrate)
             self._metrics[place] = {metric: METRICS[metric].value(outcome) for metric in METRICS}
@@ -106,21 +107,28 @@ class Outcomes:
         rows = self._rows(record)
         if calibrate == "none":
             return Outcome(rows.gold, rows.predicted, np.exp(log_softmax(rows.logits)))
-        scores = _scores(rows, read_priors(self.folder, record["key"]), calibrate)
+        scores = _scores(rows, self._priors(record), calibrate)
         if scores is None:
             raise ValueError(f"cell {record['key']} has no prior of kind {calibrate}")
         return Outcome(rows.gold, scores.argmax(axis=1), np.exp(scores))
 
     def _corrected(self, record: CellRecord) -> dict[Calibration, Answers | None]:
-        key = record["key"]
+        key = record["key"], record["cell"]["protocol"]
         if key not in self._answers:
-            rows, priors = self._rows(record), read_priors(self.folder, key)
+            rows, priors = self._rows(record), self._priors(record)
             self._answers[key] = {}
             for calibrate in CALIBRATIONS[1:]:
                 scores = _scores(rows, priors, calibrate)
                 answers = None if scores is None else Answers(rows.ids, scores.argmax(axis=1) == rows.gold)
                 self._answers[key][calibrate] = answers
         return self._answers[key]
+
+    def _priors(self, record: CellRecord) -> Priors | None:
+        """Read a cell's priors, as far as the record's protocol allows them."""
+        priors = read_priors(self.folder, record["key"])
+        if priors is None or own_rows(record["cell"]["protocol"], record["task"]["role"]):
+            return priors
+        return {**priors, "prompts": {kind: own for kind, own in priors["prompts"].items() if kind not in FROM_INPUTS}}
 
     def _rows(self, record: CellRecord) -> _Rows:
         table = self._store.rows(record["key"], _COLUMNS)

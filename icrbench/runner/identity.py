@@ -13,7 +13,11 @@ from icrbench.util.code import core, hash_sources, libraries, own_sources
 
 
 def cell_identity(cell: Cell, backbone: Backbone, datasets: Datasets, rules: Rules) -> dict[str, Any]:
-    """Everything that can change a cell's result, as JSON values; `store.records.identity_key` names it."""
+    """Everything that can change a cell's result, as JSON values; `store.records.identity_key` names it.
+
+    The protocol is not in it: what it changes is the pools that a method sees, and what has the same pools under both
+    is one result.
+    """
     data, method, variation = datasets.data[cell.task], cell.method.method, cell.variation
     pools = variation.pools(datasets.pools(method, cell.task))
     return {
@@ -24,7 +28,6 @@ def cell_identity(cell: Cell, backbone: Backbone, datasets: Datasets, rules: Rul
         "pools": {name: {"rows": pool.sha256, "task": pool.task.identity()} for name, pool in pools.items()},
         "target": datasets.target(method, cell.task),
         "seed": cell.seed,
-        "protocol": rules.protocol,
         "clean": rules.clean,
         "task": variation.task(data.task).identity(),
         "test": {"sha256": data.provenance.sha256["test"], "limit": rules.limit},

@@ -95,6 +95,7 @@ class Recorder:
                     self.tally.left += 1
                 elif kept := self._store.completed(key):
                     self.tally.kept += 1
+                    self._store.add_protocol(kept, self._request.rules.protocol)
                     if kept["cell"]["label"] != cell.label:
                         self._say(cell, f"is the same as {kept['cell']['label']}, already there")
                 else:
@@ -148,7 +149,7 @@ class Recorder:
             with self._store.lock(key) as free:
                 if free and self._store.completed(key):
                     known = read_priors(self._store.folder, key)
-                    if known is None or known["inputs"] != self._datasets.inputs_sha256(cell.task):
+                    if known is None or known["inputs"] != (self._datasets.inputs_sha256(cell.task) or known["inputs"]):
                         yield cell
 
     def write_priors(self, cell: Cell) -> None:
@@ -198,13 +199,15 @@ class Recorder:
 
     def _place(self, cell: Cell) -> records.CellName:
         """Where the cell stands in the grid."""
+        protocol = self._request.rules.protocol
         place: records.CellName = {
             "method": cell.method.method.name,
             "label": cell.label,
             "model": self.worker.backbone.revision.name,
             "task": cell.task,
             "seed": cell.seed,
-            "protocol": self._request.rules.protocol,
+            "protocol": protocol,
+            "protocols": sorted({protocol, *self._store.protocols(identity_key(self.worker.identity(cell)))}),
             "clean": self._request.rules.clean,
             "explicit": cell.method.method.explicit,
             "own_rows": cell.method.method.own_rows,

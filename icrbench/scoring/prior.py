@@ -19,6 +19,8 @@ import numpy.typing as npt
 
 Kind = Literal["cc", "dc", "bc"]
 KINDS: tuple[Kind, ...] = ("cc", "dc", "bc")
+FROM_INPUTS: frozenset[Kind] = frozenset({"dc", "bc"})
+"""Kinds whose prompts are made of unlabelled train inputs of the task."""
 NAMES: dict[Kind, str] = {
     "cc": "contextual calibration",
     "dc": "domain-context calibration",

@@ -12,7 +12,7 @@ from icrbench.method import FitData, Method, Scope
 from icrbench.randomness import Randomness
 from icrbench.registry import make_method
 from icrbench.store.artefact import DESCRIPTION, Artefact, same_weights
-from icrbench.store.records import CellRecord
+from icrbench.store.records import CellRecord, by_protocol
 from icrbench.store.store import Store
 from icrbench.util.cache import cache_folder
 from icrbench.util.errors import UserError, unknown
@@ -163,7 +163,7 @@ def _facts(records: Sequence[CellRecord]) -> dict[str, str]:
         "seed": str(identity["seed"]),
         "trained on": identity["target"] or "the in-domain tasks",
         "dtype": identity["model"]["dtype"],
-        "protocol": "+".join(sorted({record["cell"]["protocol"] for record in records})),
+        "protocol": "+".join(sorted({record["cell"]["protocol"] for record in by_protocol(records)})),
         "clean": "+".join(sorted({str(record["cell"]["clean"]).lower() for record in records})),
         "data": "+".join(sorted({record["data"]["kind"] for record in records})),
         "last used": max(record["finished"] for record in records),

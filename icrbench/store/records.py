@@ -6,7 +6,7 @@ what can be checked of them is: their key, their types, their accuracy.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from types import NoneType, UnionType
@@ -19,7 +19,7 @@ from icrbench.util.files import cannot_read
 
 SCHEMA_VERSION = 2
 FIT = ("method", "code", "model", "pools", "target", "seed", "demonstrations")
-"""The part of a cell's identity that can change its fit; the protocol does through the pools alone.
+"""The part of a cell's identity that can change its fit.
 ``demonstrations`` is there only where their draw or order is varied."""
 
 EXAMPLE_SCHEMA = pa.schema(
@@ -68,6 +68,9 @@ class CellName(TypedDict):
     seed: int | None
     """None when the method has no randomness: the one record stands for every seed."""
     protocol: str
+    """The first under which it was asked for."""
+    protocols: NotRequired[list[str]]
+    """All of those that give the method the same data, so that it is their result, too; older records lack it."""
     clean: bool
     explicit: NotRequired[bool]
     """Whether demonstrations stood before every query; older records lack it, and what follows."""
@@ -182,6 +185,14 @@ class CellRecord(TypedDict):
 
 class UnreadableRecord(Exception):
     """A file of the store that is damaged, missing or not ours; the message names it."""
+
+
+def by_protocol(records: Iterable[CellRecord]) -> Iterator[CellRecord]:
+    """Yield each record once for every protocol whose result it is, as a record of that protocol."""
+    for record in records:
+        cell = record["cell"]
+        for protocol in cell.get("protocols", [cell["protocol"]]):
+            yield {**record, "cell": {**cell, "protocol": protocol}} if protocol != cell["protocol"] else record
 
 
 def record_text(record: CellRecord) -> bytes:

@@ -25,8 +25,10 @@ import pyarrow as pa
 from icrbench.store.index import Index, gather
 from icrbench.store.records import (
     FIT,
+    CellName,
     CellRecord,
     UnreadableRecord,
+    by_protocol,
     identity_key,
     read_record,
     record_text,
@@ -117,6 +119,29 @@ class Store:
             return None
         return record
 
+    def protocols(self, key: str) -> frozenset[str]:
+        """Return the protocols under which a cell was asked for; none where there is no record that can be read."""
+        try:
+            cell = self._read(self._cell_path(key))["cell"]
+        except UnreadableRecord:
+            return frozenset()
+        return frozenset(cell.get("protocols", [cell["protocol"]]))
+
+    def add_protocol(self, record: CellRecord, protocol: str) -> None:
+        """Note that a result was asked for under a protocol too.
+
+        Args:
+            record: of a cell that is claimed.
+            protocol: it gives the method the same data, or the cell would have another key.
+
+        Raises:
+            UserError: if the folder cannot be written.
+        """
+        known = self.protocols(record["key"])
+        if protocol not in known:
+            cell: CellName = {**record["cell"], "protocols": sorted({*known, protocol})}
+            write_atomic(self._cell_path(record["key"]), record_text({**record, "cell": cell}))
+
     def holds(self, key: str) -> bool:
         """Whether there is a record of a cell, whatever it says."""
         return self._cell_path(key).exists()
@@ -142,7 +167,7 @@ class Store:
         return records
 
     def frame(self) -> pd.DataFrame:
-        """All cells as one long table: a row a cell, the columns of ``cell`` and of ``result``."""
+        """All cells as one long table: a row a cell and protocol, the columns of ``cell`` and of ``result``."""
         return pd.DataFrame(
             [
                 {
@@ -151,9 +176,9 @@ class Store:
                     **record["cell"],
                     **cast(dict[str, Any], record["result"] or {}),
                 }
-                for record in self.records()
+                for record in by_protocol(self.records())
             ]
-        )
+        ).drop(columns="protocols", errors="ignore")
 
     def examples(self, key: str) -> pd.DataFrame:
         """``rows`` as a frame."""
