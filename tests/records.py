@@ -36,12 +36,14 @@ def record(
     environment: dict[str, Any] | None = None,
     truncated: int = 0,
     explicit: bool | None = None,
+    protocol: str = "paper",
+    model: str = "tiny",
     more: dict[str, Any] | None = None,
 ) -> CellRecord:
     method = label.split(":")[0]
     full_identity = {
         "method": {"name": label, "version": 1},
-        "model": {"name": "tiny", "revision": revision},
+        "model": {"name": model, "revision": revision},
         "task": {"name": task, "version": version},
         "data": {"sha": sha, "limit": limit, "kind": kind},
         "seed": seed,
@@ -66,10 +68,10 @@ def record(
         "cell": {
             "method": method,
             "label": label,
-            "model": "tiny",
+            "model": model,
             "task": task,
             "seed": seed,
-            "protocol": "paper",
+            "protocol": protocol,
             "clean": False,
             "explicit": method == "few_shot" if explicit is None else explicit,
             "own_rows": method == "hidden_calibration",

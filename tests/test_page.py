@@ -19,7 +19,7 @@ from records import N, add, answers, fill, record, rows, store
 __all__ = ["store"]  # a fixture
 
 EVIL = "icr:domains=<script>alert(1)</script>\"&'"
-CSS = (Path(page.__file__).parent / "page.css").read_text()
+CSS = page.stylesheet()
 
 
 class Page(HTMLParser):

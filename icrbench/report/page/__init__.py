@@ -1,8 +1,9 @@
 """The leaderboard as one HTML file that needs no network, no server and no other file.
 
-``index.html`` is the frame (Jinja, everything escaped), filled with the verdicts; ``page.css`` and ``page.js`` are put
-into it as they are. Numbers travel as one block of json, from which the script makes tables, plots and the browser of
-single predictions. The content security policy admits these two texts by their hash, and nothing else.
+``index.html`` is the frame (Jinja, everything escaped), filled with rankings and verdicts; ``style/`` and ``script/``,
+one file an idea, are joined and put into it. Numbers travel as one block of json, from which the script makes tables,
+plots and the browser of single predictions. The content security policy admits these two texts by their hash, and
+nothing else.
 """
 
 import base64
@@ -20,8 +21,9 @@ from icrbench.report import lm_eval_results
 from icrbench.report.leaderboard import Table
 from icrbench.report.lm_eval_results import Value
 from icrbench.report.metrics import METRICS
-from icrbench.report.page.data import cost, table_data
+from icrbench.report.page.data import cost, role_titles, table_data
 from icrbench.report.page.examples import packed
+from icrbench.report.page.ranking import ranking
 from icrbench.report.verdict import WORDS, verdict
 from icrbench.scoring.prior import KINDS, NAMES
 from icrbench.store.store import Store
@@ -29,6 +31,22 @@ from icrbench.store.store import Store
 MOST_CELLS = 2_000
 """Up to so many cells the page has every metric, for which all their examples are read."""
 _FOLDER = Path(__file__).parent
+_STYLES = ("base", "ranking", "filters", "forest", "scores", "detail", "examples", "narrow")
+_SCRIPTS = (
+    "elements",
+    "numbers",
+    "view",
+    "forest",
+    "scores",
+    "section",
+    "detail",
+    "ranking",
+    "filters",
+    "theme",
+    "examples",
+    "start",
+)
+"""In this order; they share one scope."""
 
 
 def html(tables: Sequence[Table], values: Sequence[Value], store: Store) -> str:
@@ -37,7 +55,7 @@ def html(tables: Sequence[Table], values: Sequence[Value], store: Store) -> str:
     Raises:
         UserError: if an examples file of the store is damaged.
     """
-    style, script = (Markup((_FOLDER / name).read_text("utf-8")) for name in ("page.css", "page.js"))
+    style, script = Markup(stylesheet()), Markup(_script())
     few = sum(len(table.group.records) for table in tables) <= MOST_CELLS
     shown = [table_data(table, metrics=few and not table.group.written) for table in tables]
     verdicts = [verdict(table) for table in tables]
@@ -54,14 +72,25 @@ def html(tables: Sequence[Table], values: Sequence[Value], store: Store) -> str:
         style_hash=_hash(style),
         script_hash=_hash(script),
         data=_json(data),
-        tables=list(zip((table.group for table in tables), verdicts, costs, strict=True)),
+        tables=list(zip((table.group for table in tables), verdicts, map(ranking, tables), costs, strict=True)),
         words=WORDS,
         lm_eval=lm_eval_results.tables(values),
         models=sorted({table["model"] for table in shown}),
         protocols=sorted({table["protocol"] for table in shown}),
+        roles=role_titles({table["protocol"] for table in shown}),
         metrics={name: metric.title for name, metric in METRICS.items() if few or name == "accuracy"},
         calibrations={kind: NAMES[kind] for kind in KINDS if any(kind in table.calibrated for table in tables)},
     )
+
+
+def stylesheet() -> str:
+    """Return the style of the page."""
+    return "\n".join((_FOLDER / "style" / f"{name}.css").read_text("utf-8") for name in _STYLES)
+
+
+def _script() -> str:
+    files = "\n".join((_FOLDER / "script" / f"{name}.js").read_text("utf-8") for name in _SCRIPTS)
+    return f'"use strict";\n(() => {{\n{files}}})();\n'
 
 
 def _hash(text: str) -> str:

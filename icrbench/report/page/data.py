@@ -4,7 +4,7 @@ Accuracies and differences are per cent and points, rounded as every other outpu
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from icrbench.report.by_metric import by_metric
@@ -20,6 +20,21 @@ from icrbench.store.records import CellRecord, Result
 
 # Facts of a row that the verdict shows, too.
 _FIT, _CACHED, _PROMPT = "Time of one fit", "Cached parameters", "Prompt tokens an example"
+
+
+_DOMAINS = {
+    "id": "In-domain",
+    "near_ood": "Near out-of-domain",
+    "far_ood": "Far out-of-domain",
+    "open_ended": "Open-ended",
+}
+_GROUPS = {"id": "Main tasks", "near_ood": "Near tasks", "far_ood": "Far tasks", "open_ended": "Open-ended tasks"}
+"""Where every task gives its own training rows: none is out of a domain."""
+
+
+def role_titles(protocols: Collection[str]) -> dict[str, str]:
+    """Return what the groups of tasks are called under these protocols."""
+    return _GROUPS if "in_task" in protocols else _DOMAINS
 
 
 def table_data(table: Table, *, metrics: bool) -> dict[str, Any]:
@@ -39,6 +54,7 @@ def table_data(table: Table, *, metrics: bool) -> dict[str, Any]:
         "title": group.title,
         "model": group.model + (f" ({group.variant})" if group.variant else ""),
         "protocol": group.protocol,
+        "roles": role_titles([group.protocol]),
         "reference": display_name(group.variants_of) or "zero-shot",
         "columns": [_column(column, roles) for column in table.columns],
         "rows": [
@@ -115,7 +131,7 @@ def _column(column: Column, roles: dict[str, str]) -> dict[str, Any]:
 
 
 def _score(table: Table, row: Row, column: Column, numbers: dict[str, int]) -> dict[str, Any]:
-    """Short keys and no empty values, because there are many: see ``page.js``, which reads them."""
+    """Short keys and no empty values, because there are many: see ``script/``, which reads them."""
     score = row.scores[column.name]
     found: dict[str, Any] = {
         "status": score.status if score.status != "ok" else None,

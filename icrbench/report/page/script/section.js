@@ -1,0 +1,79 @@
+// One section a comparison: its plot, its table, its notes.
+
+const MOST_ENTRIES = 20000; // entries of tables laid out before the reader asks for more
+const opened = new Set(); // tables that the reader asked for, however large
+let refreshers = []; // of the tables laid out: each sorts its rows anew
+
+function tableSection(table, number, fits) {
+  const title = `title-${number}`;
+  const section = make("section", { class: "card", id: `table-${number}`, "aria-labelledby": title }, make("h2", { id: title }, table.title));
+  if (fits || opened.has(table)) {
+    section.append(...sectionContent(table).filter(Boolean));
+    return section;
+  }
+  const words = `Show this comparison (${count(table.rows.length, "method")}, ${count(entriesOf(table), "number")})`;
+  const button = make("button", { class: "button", type: "button", onclick: () => {
+    opened.add(table);
+    button.remove();
+    section.append(...sectionContent(table).filter(Boolean));
+  } }, words);
+  section.append(button);
+  return section;
+}
+
+const entriesOf = (table) => table.rows.length * table.columns.length;
+
+function sectionContent(table) {
+  if (!isRaw() && !viewOf(table)) return [make("p", { class: "legend" },
+    "This comparison has no such numbers. A calibration needs a prior: where cells could have it, the same icrbench run again adds it. Written answers have one metric and no prior.")];
+  const notes = table.notes.filter((note) => !note.startsWith("failed ("));
+  const list = (kind, texts) => make("ul", { class: `notes ${kind}` }, texts.map((text) => make("li", {}, text)));
+  return [
+    ...plotted(table),
+    make("div", { class: "sub" }, make("h3", {}, "Every task")),
+    scoreTable(table),
+    table.errors.length ? list("failed", table.errors.map((text, place) => `failed (${place + 1}): ${text}`)) : null,
+    reference(table) && !isMetric() ? make("p", { class: "legend" },
+      `▲ above, ▼ below ${table.reference}: ${WORDS.clear}. △ ▽: ${WORDS.weak}. Without a mark: ${WORDS.noise}. ` +
+      `Blue: above ${table.reference}, orange: below, deeper up to ${FULL_TINT} points.` +
+      (shown.view === "mean" ? " Bold: best of a column; underlined: second best." : "")) : null,
+    isRaw() ? null : list("", viewOf(table).notes),
+    isRaw() && notes.length ? make("details", {}, make("summary", {}, `Notes (${notes.length})`), list("", notes)) : null,
+    make("details", {}, make("summary", {}, "Command, versions, data"), pairs(table.provenance, "long"))];
+}
+
+// The plot of one column, which the reader chooses.
+function plotted(table) {
+  const plot = make("div", {});
+  const draw = () => plot.replaceChildren(...methodForest(table));
+  const columns = columnsOf(table);
+  const choice = make("select", { onchange: (event) => { shown.column = event.target.value; draw(); } },
+    columns.filter((column) => column.average).concat(columns.filter((column) => !column.average))
+      .map((column) => option(column.name, columnWords(table, column), column.name === drawnColumn(table))));
+  draw();
+  return [
+    make("div", { class: "sub" },
+      make("h3", {}, isMetric() ? metricTitle() : reference(table) ? `How far from ${table.reference}?` : "Accuracy"),
+      make("label", { class: "field" }, "Tasks", choice)),
+    plot];
+}
+
+function showTables() {
+  let budget = MOST_ENTRIES;
+  let methods = 0;
+  refreshers = [];
+  const sections = [];
+  DATA.tables.forEach((table, number) => {
+    const visible = isShown(table) && methodsOf(table).length > 0;
+    document.querySelector(`.verdict[data-table="${number}"]`).hidden = !visible;
+    if (!visible) return;
+    methods += methodsOf(table).length;
+    const fits = budget >= entriesOf(table);
+    if (fits) budget -= entriesOf(table);
+    sections.push(tableSection(table, number, fits));
+  });
+  byId("tables").replaceChildren(...sections);
+  say(sections.length
+    ? `${count(sections.length, "comparison")} of ${DATA.tables.length}, with ${count(methods, "row")}.`
+    : "Nothing fits these filters: clear the name or choose all models and protocols.");
+}

@@ -1,0 +1,9 @@
+// What needs this script is hidden until here.
+
+startTheme();
+if (!DATA.tables.length) return;
+for (const element of document.querySelectorAll(".scripted")) element.hidden = false;
+startFilters();
+startRankings();
+showTables();
+startExamples();
