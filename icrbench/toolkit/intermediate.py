@@ -43,7 +43,19 @@ class Intermediate:
         return stored(self._folder) is not None
 
     def make(self, compute: Callable[[], Mapping[str, Tensor]]) -> Path:
-        """Return the file: as it is there, or made now.
+        """Return the file: as it is there, or made now of what ``compute`` returns.
+
+        Raises:
+            UserError: if it cannot be read or written.
+        """
+
+        def write(file: Path) -> None:
+            save_file({name: tensor.contiguous() for name, tensor in compute().items()}, file)
+
+        return self.write(write)
+
+    def write(self, compute: Callable[[Path], None]) -> Path:
+        """Return the file: as it is there, or written now by ``compute``, which need not hold all of it at once.
 
         Raises:
             UserError: if it cannot be read or written.
@@ -51,8 +63,7 @@ class Intermediate:
 
         def fill(folder: Path) -> dict[str, Any]:
             with metered(self._backbone) as cost:
-                tensors = compute()
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / self.file.name)
+                compute(folder / self.file.name)
             return {"cost": asdict(cost), "identity": self._identity}
 
         found = kept(self._folder, fill)

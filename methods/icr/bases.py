@@ -1,7 +1,7 @@
 """Stage 1: query and key vectors of in-context prompts, kept on disk.
 
-One file a domain, half precision, memory-mapped when read, all layers: rank, centring, random-basis, layer and
-domain-subset variants derive their directions from it without running the model again.
+One file a domain, half precision, written batch by batch and memory-mapped when read, all layers: rank, centring,
+random-basis, layer and domain-subset variants derive their directions from it without running the model again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +25,7 @@ from icrbench.toolkit.demonstrations import balanced
 from icrbench.toolkit.encoder import by_similarity, sentence_encoder
 from icrbench.toolkit.episodes import Episode, Labelled, Questions
 from icrbench.toolkit.intermediate import Intermediate
+from icrbench.toolkit.tensor_file import tensor_file
 from icrbench.util.errors import UserError
 from icrbench.util.progress import bar
 
@@ -81,15 +82,14 @@ def icl_bases(backbone: Backbone, pool: Pool, how: Extraction, rng: Randomness, 
         "random": asdict(rng),
     }
 
-    def compute() -> dict[str, Tensor]:
-        queries, keys = _extract(backbone, pool, how, rng)
-        return {"queries": _half(queries, pool), "keys": _half(keys, pool)}
+    def compute(file: Path) -> None:
+        _extract(backbone, pool, how, rng, file)
 
-    return Bases(Intermediate(backbone, workspace / "bases" / pool.task.name, __name__, identity).make(compute))
+    return Bases(Intermediate(backbone, workspace / "bases" / pool.task.name, __name__, identity).write(compute))
 
 
 def _half(vectors: Tensor, pool: Pool) -> Tensor:
-    """Vectors ``[L, N, n]`` in half precision.
+    """Vectors ``[L, B, n]`` in half precision.
 
     Raises:
         UserError: if an entry does not fit, or is not finite to begin with.
@@ -105,17 +105,25 @@ def _half(vectors: Tensor, pool: Pool) -> Tensor:
     return halves
 
 
-def _extract(backbone: Backbone, pool: Pool, how: Extraction, rng: Randomness) -> tuple[Tensor, Tensor]:
-    """Query ``[L, N, H*d_k]`` and key ``[L, N, G*d_k]`` vectors of all prompts."""
-    name = pool.task.name
+def _extract(backbone: Backbone, pool: Pool, how: Extraction, rng: Randomness, file: Path) -> None:
+    """Write the query ``[L, N, H*d_k]`` and key ``[L, N, G*d_k]`` vectors of all prompts into a file."""
+    name, dims = pool.task.name, backbone.dims
     order = rng.python("icl-queries", name)
-    queries = order.sample(pool.train, min(how.prompts, len(pool.train)))
-    collected: list[tuple[Tensor, Tensor]] = []
-    with torch.inference_mode(), bar(f"in-context prompts of {name}", len(queries)) as progress:
-        for group in _sets(pool, queries, how, rng):
-            collected += _read_group(backbone, group, how)
+    asked = order.sample(pool.train, min(how.prompts, len(pool.train)))
+    widths = {"queries": dims.heads * dims.head_dim, "keys": dims.kv_heads * dims.head_dim}
+    shapes = {kind: (dims.layers, len(asked), width) for kind, width in widths.items()}
+    done = 0
+    with (
+        torch.inference_mode(),
+        tensor_file(file, shapes) as vectors,
+        bar(f"in-context prompts of {name}", len(asked)) as progress,
+    ):
+        for group in _sets(pool, asked, how, rng):
+            for queries, keys in _read_group(backbone, group, how):
+                vectors.put("queries", done, _half(queries, pool))
+                vectors.put("keys", done, _half(keys, pool))
+                done += queries.shape[1]
             progress.update(len(group))
-    return torch.cat([q for q, _ in collected], 1), torch.cat([k for _, k in collected], 1)
 
 
 def _sets(pool: Pool, queries: Sequence[Example], how: Extraction, rng: Randomness) -> Iterator[list[Episode]]:
@@ -146,22 +154,21 @@ def _episode(pool: Pool, shown: Sequence[Example], query: Example) -> Episode:
     return Episode(tuple(Labelled(pool.task, row) for row in shown), Labelled(pool.task, query))
 
 
-def _read_group(backbone: Backbone, group: Sequence[Episode], how: Extraction) -> list[tuple[Tensor, Tensor]]:
+def _read_group(backbone: Backbone, group: Sequence[Episode], how: Extraction) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what `_read_batch` returns for the prompts of a group, in their order."""
     sequences = [question.prompt.tokens for question in Questions(backbone).in_context(group)]
     # Rollout needs the attention of every token, so it cannot start from cached keys.
     own = {"last": 1, "last4": 4, "last8": 8}.get(how.pooling, 0)
     shared = shared_prefix(sequences, own) if own and len(group) > 1 else 0
     prefix = prefix_cache(backbone, sequences[0][:shared]) if shared else None
     step = 1 if how.pooling == "rollout" else BATCH
-    collected = []
     for start in range(0, len(group), step):
         rows = sequences[start : start + step]
         batch = make_batch(
             [row[shared:] for row in rows], [""] * len(rows), device=backbone.device, prefix_length=shared
         )
         cache = None if prefix is None else expanded(prefix, len(rows))
-        collected.append(_read_batch(backbone, batch, cache, how))
-    return collected
+        yield _read_batch(backbone, batch, cache, how)
 
 
 def _read_batch(backbone: Backbone, batch: Batch, cache: Any, how: Extraction) -> tuple[Tensor, Tensor]:

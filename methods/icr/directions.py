@@ -18,9 +18,9 @@ def principal_directions(vectors: Tensor, rank: int, *, center: bool = True) -> 
     Returns:
         ``[n, rank]``, orthonormal columns, float32, in order of falling variance.
     """
-    data = vectors.double()
+    data = vectors.to(torch.float64, copy=True)
     if center:
-        data = data - data.mean(0)
+        data -= data.mean(0)
     if data.shape[0] >= data.shape[1]:
         _, eigenvectors = torch.linalg.eigh(data.T @ data)
         basis = eigenvectors.flip(1)[:, :rank]

@@ -24,6 +24,7 @@ from icrbench.toolkit.encoder import sentence_encoder
 from icrbench.toolkit.episodes import Episode, Questions
 from icrbench.util.cache import verified
 from icrbench.util.errors import UserError
+from live_bytes import peak_of_tensors
 from slow_attention import Reference
 from tiny import FAMILIES, tiny_backbone, tokenizer
 
@@ -96,9 +97,16 @@ def slowly(family: str, watched: Watched, how: Extraction) -> dict[str, Tensor]:
     }
 
 
+def ones(backbone: Backbone, rows: int) -> tuple[Tensor, Tensor]:
+    dims = backbone.dims
+    return torch.ones(dims.layers, rows, dims.heads * dims.head_dim), torch.ones(
+        dims.layers, rows, dims.kv_heads * dims.head_dim
+    )
+
+
 def prompts_alone(backbone: Backbone, group: Sequence[Episode], _how: Extraction) -> list[tuple[Tensor, Tensor]]:
     """Makes the prompts of a group and leaves the model alone."""
-    return [(torch.zeros(1, 1, 1), torch.zeros(1, 1, 1)) for _ in Questions(backbone).in_context(group)]
+    return [ones(backbone, 1) for _ in Questions(backbone).in_context(group)]
 
 
 @pytest.mark.parametrize("sampling", ["balanced", "similar"])
@@ -160,12 +168,12 @@ def test_similar_demonstrations_are_the_nearest_neighbours(
 def test_vectors_that_do_not_fit_half_precision_are_refused(
     value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def huge(*_: Any) -> tuple[Tensor, Tensor]:
-        keys = torch.ones(6, 2, 4)
-        keys[3, 1, 2] = value
-        return torch.ones(6, 2, 8), keys
+    def huge(backbone: Backbone, batch: Batch, *_: Any) -> tuple[Tensor, Tensor]:
+        queries, keys = ones(backbone, len(batch.rows))
+        keys[3, -1, 2] = value
+        return queries, keys
 
-    monkeypatch.setattr(bases, "_extract", huge)
+    monkeypatch.setattr(bases, "_read_batch", huge)
     with pytest.raises(UserError, match=r"prompts of sst2: vectors of block 3 reach .*: use icr\.basis"):
         icl_bases(tiny_backbone("llama"), demo_pool("sst2"), HOW, Randomness(0), tmp_path)
     assert not list(tmp_path.rglob("*.safetensors"))
@@ -259,8 +267,8 @@ def test_a_second_call_reads_and_does_not_run_the_model(
 
 
 def test_anything_that_changes_the_vectors_changes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def empty(*_args: Any) -> tuple[Tensor, Tensor]:
-        return torch.zeros(1, 1, 1), torch.zeros(1, 1, 1)
+    def empty(*arguments: Any) -> None:
+        arguments[-1].write_bytes(b"")
 
     monkeypatch.setattr(bases, "_extract", empty)
     backbone, pool = tiny_backbone("llama"), demo_pool("sst2")
@@ -323,3 +331,15 @@ def test_a_flipped_bit_costs_the_bases_and_nothing_else(
     assert again.taken is not None
     assert read.taken is not None
     assert (again.taken.tokens, read.taken.tokens) == (again.tokens, 0)
+
+
+def test_memory_does_not_grow_with_the_number_of_prompts(tmp_path: Path) -> None:
+    backbone, pool = tiny_backbone("llama"), demo_pool("trec")
+    peaks = []
+    for prompts in (4, 16):
+        with peak_of_tensors(backbone) as peak:
+            icl_bases(backbone, pool, replace(HOW, prompts=prompts, queries_per_set=4), Randomness(0), tmp_path)
+        peaks.append(peak.bytes)
+    dims = backbone.dims
+    one = dims.layers * (dims.heads + dims.kv_heads) * dims.head_dim * 4  # bytes of the vectors of a prompt
+    assert peaks[1] - peaks[0] < 4 * one
