@@ -178,10 +178,10 @@ class IterativeVector(Method):
                 edits = _at(places, vectors.to(backbone.device))
                 with steered(backbone, batch, edits, "all"), captured(backbone, sites) as seen:
                     backbone.hidden_states(batch)
-                own, columns = (places >= 0).nonzero(as_tuple=True)
+                own, columns = (places >= 0).cpu().nonzero(as_tuple=True)
                 kinds = places[own, columns].cpu()
                 for layer, site in enumerate(sites):
-                    change = seen[site][own, columns].float().cpu() - alone[site][rows][own.cpu()]
+                    change = seen[site][own, columns].float().cpu() - alone[site][rows][own]
                     total[:, layer].index_add_(0, kinds, change)
                 count[:, 0, 0] += kinds.bincount(minlength=len(classes) + 1)
                 progress.update(len(rows))

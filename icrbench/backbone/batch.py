@@ -36,7 +36,7 @@ class Batch:
 
     def at_last(self, states: Tensor) -> Tensor:
         """``[B, T, n]`` to ``[B, n]``: the vector at each row's last real token."""
-        return states[self.rows, self.last]
+        return states[self.rows.to(states.device), self.last.to(states.device)]
 
 
 def by_length(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:

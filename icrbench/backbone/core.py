@@ -146,7 +146,7 @@ class Backbone:
         return ids
 
     def hidden_states(self, batch: Batch, cache: Any = None, inputs_embeds: Tensor | None = None) -> Tensor:
-        """Return final hidden states ``[B, T, d]``, after the last norm.
+        """Return final hidden states ``[B, T, d]``, after the last norm, on the device of the batch.
 
         Args:
             batch: what to run.
@@ -162,10 +162,10 @@ class Backbone:
             use_cache=cache is not None,
         )
         states: Tensor = output.last_hidden_state
-        return states
+        return states.to(batch.input_ids.device)  # a model that spreads over devices ends on another one
 
     def logits(self, states: Tensor, token_ids: Tensor | None = None, added: Tensor | None = None) -> Tensor:
-        """Next-token logits ``[..., V]`` in float32 of final hidden states ``[..., d]``.
+        """Next-token logits ``[..., V]`` in float32 of final hidden states ``[..., d]``, on the device of these.
 
         Args:
             states: final hidden states.
@@ -175,9 +175,10 @@ class Backbone:
         head = self.model.get_output_embeddings()
         weight, bias = head.weight, getattr(head, "bias", None)
         if token_ids is not None:
+            token_ids = token_ids.to(weight.device)
             weight = weight[token_ids]
             bias = None if bias is None else bias[token_ids]
-        logits = nn.functional.linear(states.to(weight.device), weight, bias).float()
+        logits = nn.functional.linear(states.to(weight.device), weight, bias).float().to(states.device)
         logits = logits if added is None else logits + added
         softcap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
         return logits if softcap is None else torch.tanh(logits / softcap) * softcap

@@ -36,7 +36,7 @@ def trunk_states(backbone: Backbone, layer: int, batch: Batch) -> Tensor:
     """Return the hidden states ``[B, T, d]`` that enter block ``layer`` for a batch."""
     with captured_input(backbone, layer, stop=True) as states, suppress(StopForward):
         backbone.hidden_states(batch)
-    return states[0]
+    return states[0].to(backbone.device)
 
 
 def continue_from(backbone: Backbone, layer: int, states: Tensor, batch: Batch) -> Tensor:

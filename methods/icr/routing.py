@@ -62,13 +62,13 @@ def routed(
     )
 
     def channels(layer: int, queries: Tensor, keys: Tensor) -> Channels:
-        place = index[layer]
-        low_q = queries.float() @ basis_q[place]  # [B, T, r]
-        low_k = keys.float() @ basis_k[place]
-        weighted = (low_q * alpha[:, place, None]).unsqueeze(1)  # [B, 1, T, r]
+        place, here = index[layer], queries.device  # a model may spread over several
+        low_q = queries.float() @ basis_q[place].to(here)  # [B, T, r]
+        low_k = keys.float() @ basis_k[place].to(here)
+        weighted = (low_q * alpha[:, place, None].to(here)).unsqueeze(1)  # [B, 1, T, r]
         # The kernel multiplies by the attention scale; dividing here takes that out again.
         factor = 1.0 if scale == "attention" else 1 / backbone.attention_scale(layer)
-        return Channels(query=gamma[:, place, :, None, None] * weighted * factor, key=low_k)
+        return Channels(query=gamma[:, place, :, None, None].to(here) * weighted * factor, key=low_k)
 
     layers = [layer for layer, place in index.items() if active[place]]
     return extra_channels(backbone, layers, channels, directions.position)
