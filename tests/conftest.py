@@ -13,6 +13,7 @@ FOLDERS = ("icr", "methods")
 SLOW = [
     "test_chat",
     "test_contract",
+    "test_devices",
     "test_distillation",
     "test_experiments",
     "test_explain",
