@@ -9,6 +9,7 @@ from icrbench.util.errors import UserError
 
 if TYPE_CHECKING:
     from icrbench.cli.options import Subcommands
+    from icrbench.launch.how import Launch
 
 
 def add(commands: "Subcommands") -> None:
@@ -22,7 +23,7 @@ def add(commands: "Subcommands") -> None:
         help="leave out the prompts that calibration needs; the same run without this adds them",
     )
     launcher = parser.add_argument_group("on several processes or machines")
-    launcher.add_argument("--launcher", choices=["local"], help="processes of this machine")
+    launcher.add_argument("--launcher", choices=["local", "slurm"], help="processes of this machine, or Slurm's jobs")
     launcher.add_argument("--workers", type=positive, help="how many at once (default: one a GPU, or for two cores)")
     launcher.add_argument(
         "--gpus-per-model", type=positive, default=1, help="GPUs a worker, its model spread over them"
@@ -32,6 +33,20 @@ def add(commands: "Subcommands") -> None:
         "--share",
         metavar="I/N",
         help="run the I-th of N parts that take about as long: one a job, for a scheduler or machines of your own",
+    )
+    launcher.add_argument(
+        "--no-wait", dest="wait", action="store_false", help="with Slurm: submit, and do not stay to watch"
+    )
+    slurm = parser.add_argument_group("what Slurm is asked for")
+    slurm.add_argument("--slurm-partition", metavar="P", help="default: the site's, like the next two")
+    slurm.add_argument("--slurm-account", metavar="A", help="who pays")
+    slurm.add_argument("--slurm-time", metavar="4:00:00", help="time limit of a task, which is started again after it")
+    slurm.add_argument(
+        "--slurm-extra",
+        metavar="K=V",
+        action="append",
+        default=[],
+        help="any option of sbatch, as mem=64G or gres=gpu:a100:1; repeatable",
     )
     parser.set_defaults(command=command)
 
@@ -45,14 +60,32 @@ def command(options: argparse.Namespace) -> int:
 
     arguments = request_arguments(options)
     request = Request.build(**arguments)
+    how = _launch(options)
     if options.dry_run:
         print_plan(request)
-        return 0
-    if options.launcher is not None or options.workers is not None:
-        if options.share is not None:
-            raise UserError("--share is for runs without a launcher: leave out --launcher and --workers, or --share.")
-        from icrbench.launch.run import Launch, launch
+        if how is not None:
+            from icrbench.launch.preview import print_launch
 
-        how = Launch(options.launcher or "local", options.workers, options.gpus_per_model, options.retries)
+            print_launch(request, arguments, how)
+        return 0
+    if how is not None:
+        from icrbench.launch.run import launch
+
         return launch(request, arguments, how, quiet=options.quiet)
     return run(request, quiet=options.quiet)
+
+
+def _launch(options: argparse.Namespace) -> "Launch | None":
+    """Return how the run is to be spread; None for this process alone."""
+    from icrbench.launch.batch_script import Slurm
+    from icrbench.launch.how import Launch
+
+    launcher = options.launcher or ("local" if options.workers is not None else None)
+    asked = Slurm(options.slurm_partition, options.slurm_account, options.slurm_time, options.slurm_extra)
+    if launcher != "slurm" and (asked != Slurm(extra=[]) or not options.wait):
+        raise UserError("--no-wait and the options that begin with --slurm are for --launcher slurm: add it.")
+    if launcher is None:
+        return None
+    if options.share is not None:
+        raise UserError("--share is for runs without a launcher: leave out --launcher and --workers, or --share.")
+    return Launch(launcher, options.workers, options.gpus_per_model, options.retries, options.wait, asked)

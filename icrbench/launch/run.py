@@ -3,14 +3,15 @@
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from icrbench.launch import drive
 from icrbench.launch.board import Board
 from icrbench.launch.devices import environments, gpus
 from icrbench.launch.drive import Driver, Engine
+from icrbench.launch.how import Launch
 from icrbench.launch.local import LocalEngine
+from icrbench.launch.on_slurm import SlurmRun
 from icrbench.launch.pieces import cut
 from icrbench.launch.station import to_json
 from icrbench.runner.plan import plan
@@ -23,25 +24,8 @@ from icrbench.util.progress import say
 SHOWN = 5  # pieces named in a sentence
 
 
-@dataclass(frozen=True)
-class Launch:
-    """How to spread a run.
-
-    Attributes:
-        launcher: ``local``.
-        workers: processes at once; None for one a GPU, or one for every two cores.
-        gpus_per_model: GPUs that a worker sees, over which it spreads its model.
-        retries: how often a piece is given to another worker after one was lost over it.
-    """
-
-    launcher: str = "local"
-    workers: int | None = None
-    gpus_per_model: int = 1
-    retries: int = 2
-
-
 def launch(request: Request, arguments: Mapping[str, Any], how: Launch, *, quiet: bool = False) -> int:
-    """Run a grid on several workers; returns 0, or 1 if a cell failed or could not be had.
+    """Run a grid on several workers; returns 0, or 1 if a cell failed or could not be had; 0 if it is only submitted.
 
     Args:
         request: what to run.
@@ -57,6 +41,9 @@ def launch(request: Request, arguments: Mapping[str, Any], how: Launch, *, quiet
         raise UserError("a model that is loaded already cannot be sent to workers: give its folder or hub id.")
     _, datasets = prepared(request, quiet=quiet)
     units = plan(request, datasets)
+    if how.launcher == "slurm":
+        slurm_run = SlurmRun(request, arguments, how, units, datasets)
+        return slurm_run.watch(quiet=quiet) if how.wait else slurm_run.leave()
     board = Board(cut(units, models, datasets), how.retries)
     cells = sum(len(unit.cells) for unit in units) * len(models)
     engine, workers = _engine(arguments, request, how)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from transformers import AutoConfig
@@ -72,9 +73,14 @@ def estimate(grid: Sequence[Cell], datasets: Datasets, model: str) -> Estimate:
         if key not in fitted:
             fitted.add(key)
             tokens += costs.fit(cell)
+    each = seconds_per_token(model)
+    return Estimate(tokens, None if each is None else each * tokens)
+
+
+def seconds_per_token(model: str) -> float | None:
+    """Estimate how long a token takes through a model on this machine; None if the model is not here."""
     parameters = _parameters(model)
-    seconds = None if parameters is None else 2 * parameters * tokens / (_flops() * EFFICIENCY)
-    return Estimate(tokens, seconds)
+    return None if parameters is None else 2 * parameters / (_flops() * EFFICIENCY)
 
 
 def print_plan(request: Request) -> None:
@@ -106,6 +112,7 @@ def _parameters(model: str) -> float | None:
     return float(dims.layers * (attention + 3 * dims.hidden * dims.inner))
 
 
+@cache
 def _flops() -> float:
     """Floating-point operations a second in a large matrix product, measured here and now."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
