@@ -1,5 +1,6 @@
 """What all tests share: the mark ``slow``, for files that `make quick` leaves out, and a registry of one's own."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,9 @@ import pytest
 
 from icrbench import method
 from icrbench.registry import methods
+
+if os.environ.get("ICRBENCH_TEST_DEVICE", "").startswith("pretend"):
+    import pretend_device  # noqa: F401  # makes the devices known
 
 FOLDERS = ("icr", "methods")
 SLOW = [

@@ -12,9 +12,10 @@ from icrbench.method import Fitted
 from icrbench.randomness import Randomness
 from icrbench.registry import make_method
 from test_contract import ROWS, data_of
-from tiny import tiny_model, tokenizer
+from tiny import DEVICE, tiny_backbone, tiny_model, tokenizer
 
 ONE, OTHER = "pretend:0", "pretend:1"
+ALONE = OTHER if DEVICE == "cpu" else DEVICE
 
 _SMALL = {
     # Dropout draws from the device's own generator, as on a GPU.
@@ -49,8 +50,8 @@ def device_map(family: str, first: Any = ONE, then: Any = OTHER, halves: int = 2
 
 @cache
 def on_one(family: str) -> Backbone:
-    """A tiny model on the second of the devices."""
-    return backbone_of(family, tiny_model(family).to(OTHER))
+    """A tiny model on the second of the devices, or on the one that is tested."""
+    return tiny_backbone(family, device=ALONE)
 
 
 @cache

@@ -1,33 +1,39 @@
-"""Every method on devices that are not the CPU, of one kind or two: the CPU's numbers, and nothing of them is mixed.
+"""Every method on devices that are not the CPU, one or two of them: the CPU's numbers, and nothing is mixed.
 
 Each method is tried on one family here, and each family with several methods. ``ICRBENCH_EVERY_FAMILY=1`` tries all.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload, disk_offload
 from torch import Tensor
 
-from devices_setup import fitted, on_both, on_one
+from devices_setup import ONE, OTHER, device_map, fitted, on_both, on_one
 from icr_setup import demo_test
 from icrbench.backbone import Backbone
+from icrbench.backbone.load import load_backbone, wrap
 from icrbench.backbone.reuse import Reused
 from icrbench.data.find_tasks import load_tasks
 from icrbench.lm_eval import ICRBenchLM
 from icrbench.method import Fitted
 from icrbench.scoring.next_token import score
-from lm_eval_setup import artefact, instances
+from icrbench.util.errors import UserError
+from lm_eval_setup import artefact, instances, saved
 from test_contract import ROWS
 from test_generation import some_words
-from tiny import FAMILIES, tiny_backbone
+from tiny import FAMILIES, tiny_backbone, tiny_model, tokenizer
 
 CLOSE = 1e-4
 ANTONYMS = replace(load_tasks()["antonyms"], max_new_tokens=3)
 TEXTS = ["Once, in a town by the sea, there lived", "Why?"]
+ZERO = Fitted({}, {})
 SST2, ROWS_SCORED = load_tasks()["sst2"], 4
 
 
@@ -88,3 +94,27 @@ def answered(lm: ICRBenchLM) -> dict[str, list[Any]]:
         kind: getattr(lm, kind)(instances(kind, *((text, *rest) for text in TEXTS)), disable_tqdm=True)
         for kind, rest in more.items()
     }
+
+
+@pytest.mark.parametrize("away", ["cpu", "disk"])
+def test_a_model_that_would_be_offloaded_is_refused_when_it_is_loaded(away: str, tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path / "model")
+    places = device_map("llama", ONE, away)
+    with pytest.raises(UserError, match=r"does not fit .*29 of its 57 weights \(model.layers.3.*more GPUs"):
+        load_backbone(folder, device="cpu", device_map=places)  # type: ignore[arg-type]  # what "auto" comes to
+
+
+@pytest.mark.parametrize("offloaded", [cpu_offload, disk_offload])
+def test_a_given_model_that_is_offloaded_is_refused(offloaded: Callable[..., Any], tmp_path: Path) -> None:
+    more = {"offload_dir": str(tmp_path)} if offloaded is disk_offload else {}
+    model = offloaded(tiny_model("llama"), execution_device=ONE, **more)
+    with pytest.raises(UserError, match="would be offloaded"):
+        wrap(model, tokenizer())
+
+
+def test_a_model_is_loaded_onto_two_devices(tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path / "model")
+    spread = load_backbone(folder, device="cpu", device_map=device_map("llama"))  # type: ignore[arg-type]
+    assert {str(weight.device) for weight in spread.model.parameters()} == {ONE, OTHER}
+    assert spread.content["weights"] == tiny_backbone("llama").content["weights"]
+    torch.testing.assert_close(logits(spread, ZERO), logits(tiny_backbone("llama"), ZERO), atol=CLOSE, rtol=0)

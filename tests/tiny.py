@@ -1,5 +1,9 @@
-"""Seeded, tiny, random models of every supported family, and a tokenizer for them."""
+"""Seeded, tiny, random models of every supported family, and a tokenizer for them.
 
+``ICRBENCH_TEST_DEVICE`` (say ``cuda``) and ``ICRBENCH_TEST_DTYPE`` (``bfloat16``) are for the tests of the contract.
+"""
+
+import os
 from copy import deepcopy
 from functools import cache
 
@@ -25,9 +29,12 @@ from transformers import (
 )
 
 from icrbench.backbone import Backbone, Revision
+from icrbench.backbone.load import DTYPES
 
 VOCABULARY = 300  # 256 bytes, special tokens, room to spare
 LAYERS = 6
+DEVICE = os.environ.get("ICRBENCH_TEST_DEVICE", "cpu")
+DTYPE = DTYPES[os.environ.get("ICRBENCH_TEST_DTYPE", "float32")]
 
 _COMMON = {"vocab_size": VOCABULARY, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 258}
 _GROUPED = {
@@ -110,6 +117,7 @@ def _random_model(family: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 @cache
-def tiny_backbone(family: str, dtype: torch.dtype = torch.float32) -> Backbone:
+def tiny_backbone(family: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Backbone:
     """A tiny model as a backbone; shared by tests, so nothing may change its weights."""
-    return Backbone(tiny_model(family, dtype), tokenizer(), Revision(f"tiny-{family}", f"tiny-{family}", "seed0"))
+    model = tiny_model(family, dtype).to(device)
+    return Backbone(model, tokenizer(), Revision(f"tiny-{family}", f"tiny-{family}", "seed0"))

@@ -13,6 +13,7 @@ from icrbench.backbone.attention_kernel import ATTENTION_NAME, register_attentio
 from icrbench.backbone.batch import Batch
 from icrbench.backbone.chat import ChatFrame
 from icrbench.backbone.fingerprint import tokenizer_fingerprint, weights_fingerprint
+from icrbench.util.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ class Backbone:
         adds_bos: whether every text starts with the beginning-of-sequence token.
         max_length: the longest sequence the model takes, in tokens.
         active: the intervention applied right now, if any.
+
+    Raises:
+        UserError: if some weights are offloaded, or the family is not supported.
     """
 
     model: PreTrainedModel
@@ -55,6 +59,7 @@ class Backbone:
     active: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        self._refuse_offloaded()
         register_attention()
         self.anatomy = anatomy_of(self.model.config)
         self.dims = dimensions_of(self.model.config)
@@ -66,6 +71,16 @@ class Backbone:
         first = self.tokenizer("a").input_ids[0]
         # Gemma is trained with the token always present and breaks without it, whatever the tokenizer file says.
         self.adds_bos = bos is not None and (first == bos or str(text_config.model_type).startswith("gemma"))
+
+    def _refuse_offloaded(self) -> None:
+        """Refuse weights that accelerate fetches for each pass: methods, and the hash of a model, read weights."""
+        weights = dict(self.model.named_parameters())
+        if away := [name for name, weight in weights.items() if weight.is_meta]:
+            raise UserError(
+                f"model '{self.revision.name}' does not fit on the devices here: {len(away)} of its {len(weights)}"
+                f" weights ({away[0]} first) would be offloaded to the CPU or the disk, where methods cannot read them:"
+                " give it more GPUs, load it in fewer bits (--dtype bfloat16, --quantize int8), or take a smaller one."
+            )
 
     @property
     def device(self) -> torch.device:

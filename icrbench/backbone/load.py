@@ -53,7 +53,7 @@ def load_backbone(
 
     Raises:
         UserError: for an unknown name, an unsupported family, a missing chat template, weights that are not here and
-            cannot be fetched, or a model that is not whole: weights missing, left over or not finite.
+            cannot be fetched, or a model that is not whole: weights missing, left over, not finite or offloaded.
     """
     check_model(spec)
     device = device or default_device()
