@@ -37,6 +37,7 @@ SLOW = [
     "test_plugins",
     "test_python",
     "test_python_docs",
+    "test_quantised",
     "test_runner",
     "test_sensitivity",
 ]

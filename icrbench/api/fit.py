@@ -99,6 +99,7 @@ def load_fit(
     model: str | PreTrainedModel | Backbone,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
+    quantize: str | None = None,
     allow_model: bool = False,
 ) -> Fit:
     """Read a fit and put it on a model.
@@ -107,6 +108,7 @@ def load_fit(
         source: the fit's folder (``OUT/fitted/METHOD-KEY``), or a hub id (``org/name@revision``).
         model: a loaded transformers model, or what ``--models`` takes.
         tokenizer: of a loaded model.
+        quantize: ``int8`` or ``int4``, for a model given by name: how the fit's own was quantised.
         allow_model: also take other weights than those the fit was made on.
 
     Raises:
@@ -115,6 +117,6 @@ def load_fit(
     if isinstance(model, PreTrainedModel):
         backbone = wrap(model, tokenizer)
     else:
-        backbone = model if isinstance(model, Backbone) else load_backbone(model)
+        backbone = model if isinstance(model, Backbone) else load_backbone(model, quantize=quantize)
     folder = Path(source) if Path(source).is_dir() or str(source).count("/") != 1 else fetch(str(source))
     return Fit(backbone, Artefact.load(folder, backbone, allow_model=allow_model))

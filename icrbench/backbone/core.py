@@ -13,6 +13,7 @@ from icrbench.backbone.attention_kernel import ATTENTION_NAME, register_attentio
 from icrbench.backbone.batch import Batch
 from icrbench.backbone.chat import ChatFrame
 from icrbench.backbone.fingerprint import tokenizer_fingerprint, weights_fingerprint
+from icrbench.backbone.quantised import is_plain, quantisation, quantiser
 from icrbench.util.errors import UserError
 
 
@@ -187,20 +188,29 @@ class Backbone:
             token_ids: ``[n]``: only these rows of the output head are computed, giving ``[..., n]``.
             added: what a method adds to the output of the head, of the same shape.
         """
-        head = self.model.get_output_embeddings()
-        weight, bias = head.weight, getattr(head, "bias", None)
-        if token_ids is not None:
-            token_ids = token_ids.to(weight.device)
-            weight = weight[token_ids]
-            bias = None if bias is None else bias[token_ids]
-        logits = nn.functional.linear(states.to(weight.device), weight, bias).float().to(states.device)
+        logits = self._head(states, token_ids).float().to(states.device)
         logits = logits if added is None else logits + added
         softcap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
         return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
+    def _head(self, states: Tensor, token_ids: Tensor | None) -> Tensor:
+        head: Any = self.model.get_output_embeddings()
+        weight, bias = head.weight, getattr(head, "bias", None)
+        states = states.to(weight.device)
+        if not is_plain(weight):  # rows of it cannot be read by themselves
+            logits: Tensor = getattr(head, "base_layer", head)(states)  # what an adapter adds comes after
+            return logits if token_ids is None else logits[..., token_ids.to(weight.device)]
+        if token_ids is not None:
+            token_ids = token_ids.to(weight.device)
+            weight, bias = weight[token_ids], None if bias is None else bias[token_ids]
+        return nn.functional.linear(states, weight, bias)
+
     def identity(self) -> dict[str, Any]:
         """All about the model that can change a result, for a cell's identity."""
+        own = quantisation(self.model.config)
+        how = {} if own is None else {"quantisation": own, "quantiser": quantiser(own["quant_method"])}
         return {
+            **how,
             **({} if self.chat is None else {"chat_template": self.chat.sha256}),
             "name": self.revision.name,
             "location": self.revision.location,

@@ -8,6 +8,8 @@ import xxhash
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from icrbench.backbone.quantised import parts
+
 _STEP = 2**24  # values that are widened at once
 
 
@@ -15,10 +17,11 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
     """Hash the names, shapes and values of all weights; 32 hex digits (xxh3, as fast as memory is read).
 
     Floating-point values are hashed as float32, so that bfloat16 weights are the same weights when they are loaded as
-    float32. Tied weights are hashed under each of their names.
+    float32. Tied weights are hashed under each of their names, quantised ones by their codes and scales.
     """
     digest = xxhash.xxh3_128()
-    for name, tensor in sorted(model.state_dict().items()):
+    state = sorted(model.state_dict().items())
+    for name, tensor in (part for whole in state for part in parts(*whole)):
         digest.update(f"{name} {list(tensor.shape)}".encode())
         _add(digest, tensor.detach())
     return digest.hexdigest()

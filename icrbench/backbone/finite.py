@@ -3,6 +3,7 @@
 import torch
 
 from icrbench.backbone.core import Backbone
+from icrbench.backbone.quantised import parts
 from icrbench.util.errors import UserError
 
 
@@ -15,7 +16,8 @@ def not_finite(backbone: Backbone, what: str) -> UserError:
     """
     kind = str(backbone.dtype).removeprefix("torch.")
     said = f"{what} are not finite on model '{backbone.revision.name}'"
-    damaged = next((name for name, weight in backbone.model.named_parameters() if not weight.isfinite().all()), None)
+    weights = (part for whole in backbone.model.named_parameters() for part in parts(*whole))
+    damaged = next((name for name, weight in weights if not weight.isfinite().all()), None)
     if damaged is not None:
         return UserError(f"{said}: its weight {damaged} is not finite in {kind}, so fetch the model again.")
     if backbone.dtype == torch.float16:

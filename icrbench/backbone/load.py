@@ -11,6 +11,7 @@ from icrbench.backbone.anatomy import anatomy_of
 from icrbench.backbone.chat import ChatFrame
 from icrbench.backbone.core import Backbone, Revision
 from icrbench.backbone.gguf import converted, packaged_gguf
+from icrbench.backbone.quantised import check_quantisable, check_quantised, torchao_config
 from icrbench.backbone.whole import check_files, check_weights, uses_remote_code
 from icrbench.model_names import check_model, known_models, name_and_revision, path_of
 from icrbench.util.cache import hash_files
@@ -37,6 +38,7 @@ def load_backbone(
     device: str | None = None,
     dtype: str | None = None,
     device_map: str | None = None,
+    quantize: str | None = None,
     chat_template: bool = False,
     trust_remote_code: bool = False,
 ) -> Backbone:
@@ -47,13 +49,16 @@ def load_backbone(
         device: torch device; default the first GPU, else the CPU.
         dtype: ``float32``, ``bfloat16`` or ``float16``; default float32 on a CPU and bfloat16 elsewhere.
         device_map: passed to accelerate to spread one model over several devices, for example ``auto``.
+        quantize: ``int8`` or ``int4``: quantise the weights of linear layers with torchao; without it, one that comes
+            quantised is loaded as it comes.
         chat_template: put every prompt into the tokenizer's chat template, as a user's turn.
         trust_remote_code: run code that comes with the model or its tokenizer, if they name some; without it, a model
             that needs such code is refused.
 
     Raises:
         UserError: for an unknown name, an unsupported family, a missing chat template, weights that are not here and
-            cannot be fetched, or a model that is not whole: weights missing, left over, not finite or offloaded.
+            cannot be fetched, a model that is not whole (weights missing, left over, not finite or offloaded), or a
+            package for quantised weights that is not installed.
     """
     check_model(spec)
     device = device or default_device()
@@ -81,19 +86,26 @@ def load_backbone(
     try:
         if folder:
             check_files(folder)
-        anatomy_of(AutoConfig.from_pretrained(source, **arguments))  # fails before gigabytes are loaded
+        config = AutoConfig.from_pretrained(source, **arguments)
+        anatomy = anatomy_of(config)  # fails before gigabytes are loaded
+        quantised = check_quantisable(spec, config, quantize)
         tokenizer = AutoTokenizer.from_pretrained(source, **arguments)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=DTYPES[dtype],
-            device_map=device_map,
+            # Quantised weights are put in their place while they are read: not all kinds can be moved.
+            device_map={"": device} if device_map is None and quantised else device_map,
+            # A None would hide the configuration of a model that comes quantised.
+            **({"quantization_config": torchao_config(quantize)} if quantize else {}),
             output_loading_info=True,
             use_safetensors=True,
             **arguments,
         )
         model, info = loaded
         check_weights(model, info)
-        if device_map is None:
+        if quantize:
+            check_quantised(model, anatomy, spec)
+        if device_map is None and not quantised:
             model.to(device)
         if not folder:
             revision = getattr(model.config, "_commit_hash", None) or revision

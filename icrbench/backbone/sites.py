@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from icrbench.backbone.anatomy import submodule, tensor_of
 from icrbench.backbone.core import Backbone
 from icrbench.backbone.hooks import forward_hook, forward_pre_hook
+from icrbench.backbone.quantised import matrix
 
 Point = Literal["heads", "attention", "mlp", "block", "final"]
 """What a site holds for each token:
@@ -34,10 +35,7 @@ Edit = Callable[[Tensor], Tensor]
 
 def output_weight(backbone: Backbone, layer: int) -> Tensor:
     """Return the output projection as ``[d, H*d_k]``; head ``h`` owns columns ``h*d_k`` to ``(h+1)*d_k``."""
-    projection = backbone.part(layer, backbone.anatomy.output)
-    weight = projection.weight
-    assert isinstance(weight, Tensor)
-    return weight if isinstance(projection, nn.Linear) else weight.T  # GPT-2's projections are stored transposed
+    return matrix(backbone.part(layer, backbone.anatomy.output))
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from icrbench.backbone.quantised import parts
+
 # Buffers that checkpoints of older library versions hold beside the weights; the library computes them anew.
 COMPUTED = re.compile(r"(rotary_emb\.inv_freq|(attn|attention)\.(bias|masked_bias))$")
 SHOWN = 3  # names in a message
@@ -45,7 +47,7 @@ def check_weights(model: PreTrainedModel, info: Mapping[str, Any]) -> None:
         raise ValueError(f"it lacks the weights {_some(missing)}")
     if left := sorted(name for name in info["unexpected_keys"] if not COMPUTED.search(name)):
         raise ValueError(f"its configuration has no place for the weights {_some(left)}")
-    for name, weight in model.named_parameters():
+    for name, weight in (part for whole in model.named_parameters() for part in parts(*whole)):
         # The extremes are finite exactly if all are; no tensor of the weight's size is made.
         if weight.is_floating_point() and not weight.is_meta and weight.numel():
             low, high = weight.detach().aminmax()

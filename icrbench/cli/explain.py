@@ -56,7 +56,11 @@ def command(options: argparse.Namespace) -> int:
     fit.check(options.model)
     disable_progress_bar()
     backbone = load_backbone(
-        options.model, device=options.device, dtype=options.dtype, trust_remote_code=options.trust_remote_code
+        options.model,
+        device=options.device,
+        dtype=options.dtype,
+        quantize=options.quantize,
+        trust_remote_code=options.trust_remote_code,
     )
     with redirect_stdout(sys.stderr):  # what a method prints is no part of the json
         explained = explain(backbone, fit.artefact(backbone), tasks[0], example)

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from icrbench.cli.options import add_fit, add_methods_dir, add_trust, import_methods
+from icrbench.cli.options import add_fit, add_methods_dir, add_quantize, add_trust, import_methods
 from icrbench.model_names import check_model
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def add(commands: "Subcommands") -> None:
     parser.add_argument("--model", required=True, help="a name, hub id, folder or .gguf file")
     add_fit(parser)
     add_methods_dir(parser)
+    add_quantize(parser)
     add_trust(parser)
     parser.set_defaults(command=command)
 
@@ -37,5 +38,6 @@ def command(options: argparse.Namespace) -> int:
         options.out,
         options.artifact,
         options.passed_on,
+        quantize=options.quantize,
         trust_remote_code=options.trust_remote_code,
     )

@@ -114,7 +114,15 @@ def add_device(parser: "Options") -> None:
     """Add where and in which number type a model is loaded."""
     parser.add_argument("--device", help="torch device (default: the first GPU, else the CPU)")
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32 on a CPU, else bfloat16)")
+    add_quantize(parser)
     add_trust(parser)
+
+
+def add_quantize(parser: "Options") -> None:
+    """Add the quantisation of weights."""
+    parser.add_argument(
+        "--quantize", choices=["int8", "int4"], help="quantise the weights of the model's linear layers with torchao"
+    )
 
 
 def add_trust(parser: "Options") -> None:
@@ -201,6 +209,7 @@ REQUEST = (
     "device",
     "dtype",
     "device_map",
+    "quantize",
     "trust_remote_code",
     "batch_size",
     "chat_template",

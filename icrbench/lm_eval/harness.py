@@ -32,6 +32,7 @@ def evaluate(
     artifact: Path | None,
     flags: Sequence[str],
     *,
+    quantize: str | None = None,
     trust_remote_code: bool = False,
 ) -> int:
     """Evaluate with lm-eval.
@@ -42,6 +43,7 @@ def evaluate(
         out: results folder that has its fit, and gets lm-eval's results unless ``flags`` say otherwise.
         artifact: instead, folder of the fit.
         flags: everything else, passed on to lm-eval.
+        quantize: ``int8`` or ``int4``.
         trust_remote_code: run code that comes with the model.
 
     Raises:
@@ -54,12 +56,13 @@ def evaluate(
         raise UserError("no task asked for: name some with --tasks; `lm_eval ls tasks` shows lm-eval's.")
     ours = {"pretrained": model, "method": method, "out": out, "artifact": artifact}
     given = {name: str(value) for name, value in ours.items() if value is not None}
-    for name in (*ours, "batch_size", "device", "max_batch_size", "trust_remote_code"):
+    for name in (*ours, "batch_size", "device", "max_batch_size", "quantize", "trust_remote_code"):
         if name in config.model_args:
             raise UserError(f"--model_args {name}=… has a flag of its own: use that.")
     lm = ICRBenchLM(
         **given,
         **config.model_args,
+        quantize=quantize,
         trust_remote_code=trust_remote_code,
         device=asked.device,
         batch_size=config.batch_size,

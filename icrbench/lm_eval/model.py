@@ -68,6 +68,7 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         device: str | None = None,
         dtype: str | None = None,
         device_map: str | None = None,
+        quantize: str | None = None,
         trust_remote_code: bool = False,
         batch_size: int | str = 1,
         max_batch_size: int = 64,
@@ -80,9 +81,10 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             method: as ``--methods`` takes it, or a fitted one; not needed beside ``artifact``.
             artifact: folder of a fit: ``OUT/fitted/METHOD-KEY``. Methods without a fit need none.
             out: instead, a results folder that has one fit of the method for the model.
-            device: as `load_backbone` takes it, like the next three; for a model given by name.
+            device: as `load_backbone` takes it, like the next four; for a model given by name.
             dtype: number type of the weights.
             device_map: to spread a model over devices.
+            quantize: ``int8`` or ``int4``.
             trust_remote_code: run code that comes with the model.
             batch_size: rows a forward pass, or ``auto``.
             max_batch_size: most rows that ``auto`` takes.
@@ -93,7 +95,7 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         """
         for name in options:
             if name not in OPTIONS:
-                raise unknown("model argument", name, [*OPTIONS, "device", "dtype", "device_map"])
+                raise unknown("model argument", name, [*OPTIONS, "device", "dtype", "device_map", "quantize"])
         if not isinstance(pretrained, Backbone):
             if (device or "").startswith("cuda") and not torch.cuda.is_available():
                 device = None  # lm-eval's command line asks for the first GPU, whether there is one or not
@@ -102,6 +104,7 @@ class ICRBenchLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
                 device=device,
                 dtype=dtype,
                 device_map=device_map,
+                quantize=quantize,
                 trust_remote_code=trust_remote_code,
             )
         self.backbone = pretrained

@@ -30,7 +30,7 @@ from itertools import groupby
 from icrbench.data.task import OPEN_ENDED
 from icrbench.report.origin import origin
 from icrbench.report.text.names import display_name
-from icrbench.store.records import CellRecord, by_protocol
+from icrbench.store.records import CellRecord, by_protocol, quantisation_words
 
 REFERENCES = {"zero_shot", "few_shot"}
 """What methods are compared with."""
@@ -47,7 +47,8 @@ class Group:
     """For example "real data, 200 test rows a task"."""
     demo: bool
     variant: str
-    """Tells apart two models of one name, and says whether prompts stand in a chat template; else empty."""
+    """Tells apart two models of one name, and says how weights are quantised and whether prompts stand in a chat
+    template; else empty."""
     edition: int
     """0: the newest edition of each task; 1: the one before it; ..."""
     records: tuple[tuple[str, CellRecord], ...]
@@ -123,8 +124,13 @@ def comparable_groups(records: Iterable[CellRecord]) -> list[Group]:
     for (written, demo, rows, model, protocol, clean), members in groupby(keyed, key=lambda pair: pair[0]):
         models = _newest_first([record for _, record in members], lambda record: digests.of(record, "model"))
         for same_model in models:
-            chat = "chat template" if "chat_template" in same_model[0]["identity"].get("model", {}) else ""
-            variant = ", ".join(filter(None, [chat, _model_words(same_model[0]) if len(models) > 1 else ""]))
+            identity = same_model[0]["identity"].get("model", {})
+            chat = "chat template" if "chat_template" in identity else ""
+            variant = ", ".join(
+                filter(
+                    None, [quantisation_words(identity), chat, _model_words(same_model[0]) if len(models) > 1 else ""]
+                )
+            )
             for edition, chosen in enumerate(_editions(same_model, digests)):
                 data = _data_label(demo, -rows)
                 labelled = tuple(_labelled(chosen, digests))

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from icrbench.backbone import Backbone
 from icrbench.backbone.finite import not_finite
+from icrbench.backbone.quantised import parts
 from icrbench.method import Fitted, Method
 from icrbench.util.errors import UserError
 
@@ -81,7 +82,7 @@ class Guard:
         self._vars = [_copies(vars(item)) for _, item in self._objects]
         self._vocabulary = len(backbone.tokenizer)
         self._tokenizer = backbone.tokenizer
-        self._weights = [_Weight(name, tensor) for name, tensor in _tensors(backbone.model)]
+        self._weights = [_Weight(*part) for whole in _tensors(backbone.model) for part in parts(*whole)]
         self._functions = [(space, _functions(space)) for space in _namespaces(backbone.model)]
         self._process = {name: read() for name, (read, _) in _PROCESS.items()}
         self._global_hooks = {name: dict(hooks) for name, hooks in _global_hooks().items()}

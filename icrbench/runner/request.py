@@ -8,6 +8,7 @@ from typing import Literal, Self
 from icrbench.backbone import Backbone
 from icrbench.backbone.chat import ChatFrame
 from icrbench.backbone.load import load_backbone
+from icrbench.backbone.quantised import check_quantize
 from icrbench.data.find_tasks import get_tasks, load_tasks
 from icrbench.data.rules import PROTOCOLS, Rules
 from icrbench.data.sources import Demo, Hub, LocalDir, Source
@@ -45,7 +46,7 @@ class Request:
         out: results folder.
         workspace: folder for intermediate artefacts.
         scoring: how to compute.
-        device, dtype, device_map: how to load models; None for the default.
+        device, dtype, device_map, quantize: how to load models; None for the default.
         chat_template: put every prompt into the model's chat template.
         trust_remote_code: whether code that comes with a model may run.
         priors: also measure what calibration needs.
@@ -68,6 +69,7 @@ class Request:
     device: str | None = None
     dtype: str | None = None
     device_map: str | None = None
+    quantize: str | None = None
     chat_template: bool = False
     trust_remote_code: bool = False
     priors: bool = True
@@ -99,6 +101,7 @@ class Request:
         device: str | None = None,
         dtype: str | None = None,
         device_map: str | None = None,
+        quantize: str | None = None,
         trust_remote_code: bool = False,
         batch_size: int | None = None,
         chat_template: bool = False,
@@ -129,6 +132,7 @@ class Request:
             device: torch device; None for the first GPU, else the CPU.
             dtype: number type; None for float32 on a CPU, else bfloat16.
             device_map: to spread a model over devices.
+            quantize: ``int8`` or ``int4``: quantise the weights of models given by name, with torchao.
             trust_remote_code: run code that comes with a model, if it names some.
             batch_size: most prompts a batch; None to go by free memory.
             chat_template: put every prompt into the model's chat template, as a user's turn.
@@ -154,6 +158,11 @@ class Request:
             labelled = parse_methods(_joined(methods), settings, sizes)
             found = get_tasks("all" if task_names is None else task_names, tasks_dir)
         check_precision(labelled, dtype)
+        check_quantize(quantize)
+        if quantize is not None and not all(isinstance(model, str) for model in models):
+            raise UserError(
+                "a model that is loaded already is not quantised here: give its name, or leave out quantize."
+            )
         return cls(
             methods=labelled,
             models=_models(models),
@@ -168,6 +177,7 @@ class Request:
             device=device,
             dtype=dtype,
             device_map=device_map,
+            quantize=quantize,
             chat_template=chat_template,
             trust_remote_code=trust_remote_code,
             priors=priors,
@@ -189,6 +199,7 @@ class Request:
             device=self.device,
             dtype=self.dtype,
             device_map=self.device_map,
+            quantize=self.quantize,
             chat_template=self.chat_template,
             trust_remote_code=self.trust_remote_code,
         )

@@ -17,6 +17,7 @@ from icrbench.backbone import Backbone
 from icrbench.backbone.metering import Cost
 from icrbench.method import Fitted, Method
 from icrbench.registry import make_method
+from icrbench.store.records import quantisation_words
 from icrbench.util.cache import Damaged, verified, write_kept
 from icrbench.util.errors import UserError, said
 
@@ -136,19 +137,22 @@ def _unreadable(folder: Path, error: Exception) -> DamagedArtefact:
 
 
 def same_weights(stored: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
-    """Whether two model identities (`Backbone.identity`) are of the same weights, tokenizer and chat template.
+    """Whether two model identities (`Backbone.identity`) are of the same weights, tokenizer and framing.
 
     They are if their contents agree, wherever they lie and whatever they are called, or if they are one revision of one
-    place: weights that are stored as float32 have another content when they are loaded as bfloat16.
+    place: weights that are stored as float32 have another content when they are loaded as bfloat16. Framing is the chat
+    template; a model that is quantised otherwise is another one.
     """
     content, place = ("weights", "tokenizer"), ("location", "revision")
-    if stored.get("chat_template") != here.get("chat_template"):
+    if any(stored.get(key) != here.get(key) for key in ("chat_template", "quantisation")):
         return False
     return any(all(stored.get(key) == here[key] for key in keys) for keys in (content, place))
 
 
 def _words(model: Mapping[str, Any]) -> str:
-    return f"{model.get('location')}@{model.get('revision')}" + (" in its chat template" * ("chat_template" in model))
+    how = quantisation_words(model)
+    chat = " in its chat template" * ("chat_template" in model)
+    return f"{model.get('location')}@{model.get('revision')}" + (f" in {how}" if how else "") + chat
 
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ what can be checked of them is: their key, their types, their accuracy.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -193,6 +194,22 @@ def by_protocol(records: Iterable[CellRecord]) -> Iterator[CellRecord]:
         cell = record["cell"]
         for protocol in cell.get("protocols", [cell["protocol"]]):
             yield {**record, "cell": {**cell, "protocol": protocol}} if protocol != cell["protocol"] else record
+
+
+def quantisation_words(model: Mapping[str, Any]) -> str:
+    """Return the quantisation in a model's identity (`Backbone.identity`), as ``torchao int8``; empty without one."""
+    own = model.get("quantisation")
+    return f"{own['quant_method']} {_bits(own)}".strip() if isinstance(own, Mapping) and "quant_method" in own else ""
+
+
+def _bits(values: Mapping[str, Any]) -> str:
+    """Return the width of quantised weights in whichever way their configuration says it; empty if in another."""
+    if "bits" in values:
+        return f"int{values['bits']}"
+    if values.get("load_in_8bit") or values.get("load_in_4bit"):
+        return "int8" if values.get("load_in_8bit") else str(values.get("bnb_4bit_quant_type", "4-bit"))
+    said = re.search(r"(?:uint|int|float|nf|fp)\d", json.dumps(values.get("quant_type", "")).lower())
+    return said.group() if said else ""
 
 
 def record_text(record: CellRecord) -> bytes:

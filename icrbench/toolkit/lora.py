@@ -1,5 +1,6 @@
 """Low-rank matrices added to some of the model's own, through peft: what LoRA has in common with others."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
@@ -175,7 +176,9 @@ def _place(backbone: Backbone, name: str) -> tuple[nn.Module, str]:
 
 def _sides(layer: Any) -> tuple[int, int]:
     """Return outputs and inputs of a layer."""
-    made, taken = layer.weight.shape if isinstance(layer, nn.Linear) else reversed(layer.weight.shape)
+    if isinstance(layer, nn.Linear):
+        return layer.out_features, layer.in_features
+    taken, made = layer.weight.shape  # GPT-2's projections are stored transposed
     return int(made), int(taken)
 
 
@@ -193,7 +196,10 @@ def _wrapped(layers: dict[str, Any], config: Mapping[str, Any]) -> dict[str, nn.
         fan_in_fan_out=not isinstance(next(iter(layers.values())), nn.Linear),  # GPT-2's projections
         init_lora_weights=False,
     )
-    inject_adapter_in_model(how, container, ADAPTER, low_cpu_mem_usage=True)
+    with warnings.catch_warnings():
+        # Quantised layers could not be merged with an adapter; none is.
+        warnings.filterwarnings("ignore", r"\w+ was instantiated without `get_apply_tensor_subclass`")
+        inject_adapter_in_model(how, container, ADAPTER, low_cpu_mem_usage=True)
     return dict(container.items())
 
 
