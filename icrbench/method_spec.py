@@ -65,8 +65,23 @@ def declared_names(extra_dir: Path | None = None) -> list[str]:
     Args:
         extra_dir: a folder of the user's, beside ``methods/``.
     """
-    folders = [Path(str(resources.files("icrbench.methods"))), *([] if extra_dir is None else [extra_dir])]
+    folders = [_bundled(), *([] if extra_dir is None else [extra_dir])]
     return sorted({name for folder in folders for path in folder.rglob("*.py") for name in _registered(path)})
+
+
+def summaries() -> dict[str, str]:
+    """Return what the methods in ``methods/`` are: the first line of the file's docstring, or of its folder's."""
+    bundled, found = _bundled(), {}
+    for path in bundled.rglob("*.py"):
+        says = path if path.parent == bundled else path.with_name("__init__.py")
+        for name in _registered(path):
+            words = ast.get_docstring(ast.parse(says.read_bytes())) or ""
+            found[name] = words.partition("\n")[0]
+    return found
+
+
+def _bundled() -> Path:
+    return Path(str(resources.files("icrbench.methods")))
 
 
 def _registered(path: Path) -> Iterator[str]:

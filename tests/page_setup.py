@@ -49,7 +49,8 @@ def fill(store: Store, label: str, seed: int | None, counts: Sequence[int], shif
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     store = Store(tmp_path_factory.mktemp("page") / "results")
     for place, (label, counts) in enumerate(COUNTS.items()):
-        fill(store, label, None if label == "zero_shot" else 0, counts, 5 * place)
+        more = {"seconds_fit": 10.0 * place, "fit_tokens": 10**place, "prompt_tokens": N * (40 - place)}
+        fill(store, label, None if label == "zero_shot" else 0, counts, 5 * place, more=more)
     fill(store, "icr", 1, [57, 36, 50, 20], 5)
     fill(store, EVIL, 0, [40, 30, 40], 3)
     add(store, "cb", EVIL, 0, spread(1, 0), error="<img src=x onerror='document.title=1'> & out of memory")
@@ -97,6 +98,8 @@ def browser(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def page(browser: Driver, store: Store) -> Iterator[Driver]:
     """The page, freshly loaded on a desk; afterwards nothing may stand in the console."""
     resize(browser, 1280, 900)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    browser.get("about:blank")  # or a page that differs in its fragment alone would not be loaded again
     browser.get((store.folder / "leaderboard.html").as_uri())
     yield browser
     assert browser.get_log("browser") == []
@@ -106,6 +109,11 @@ def page(browser: Driver, store: Store) -> Iterator[Driver]:
 def resize(browser: Driver, width: int, height: int) -> None:
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def prefer(browser: Driver, name: str, value: str) -> None:
+    """Set what the reader prefers, as a media feature."""
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": name, "value": value}]})
 
 
 def find(page: Any, selector: str) -> WebElement:

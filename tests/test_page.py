@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from icrbench.method_spec import declared_names
 from icrbench.report import page, write_report
 from icrbench.report.leaderboard import Table, leaderboards
 from icrbench.report.page import examples
+from icrbench.report.page.about import about
 from icrbench.report.text.render import grids
 from icrbench.store.store import Store
+from icrbench.util.code import PACKAGE
 from records import N, add, answers, fill, record, rows, store
 
 __all__ = ["store"]  # a fixture
@@ -75,8 +78,11 @@ def test_needs_nothing_but_itself(store: Store) -> None:
     assert [link["href"] for link in seen.all("link")] == ["data:,"]
     assert all("src" not in attributes for _, attributes in seen.elements)
     assert all((link["href"] or "").startswith("#") for link in seen.all("a"))
-    # Names of namespaces are no addresses that anything is loaded from.
-    assert set(re.findall(r"\b\w+://[^\s\"']+", text)) == {"http://www.w3.org/2000/svg"}
+    # Names of namespaces, and links to papers, are no addresses that anything is loaded from.
+    addresses = {line["link"] for line in seen.data["methods"].values() if "link" in line} | {
+        "http://www.w3.org/2000/svg"
+    }
+    assert set(re.findall(r"\b\w+://[^\s\"']+", text)) == addresses
     assert not re.search(r"url\(|@import|fetch\(|XMLHttp|import\(", text)
 
 
@@ -205,6 +211,25 @@ def test_the_winner_is_shown_with_its_cost(store: Store) -> None:
 
 def characters(text: str) -> list[int]:
     return [ord(character) - 35 for character in text]
+
+
+def test_every_bundled_method_is_described(store: Store) -> None:
+    found = about(declared_names())
+    assert found.keys() == set(declared_names())
+    assert all(line["words"].endswith(".") for line in found.values())
+    assert {name for name, line in found.items() if "link" not in line} == {"zero_shot"}
+    assert all(line.get("link", "https://").startswith("https://") for line in found.values())
+    assert about(["a_method_of_ones_own"]) == {}
+    fill(store, "icv", 0, [20])
+    (row,) = build(store)[1].data["tables"][0]["rows"]
+    assert row["method"] == "icv"
+
+
+def test_sources_are_named_as_the_documentation_names_them() -> None:
+    listed = (PACKAGE.parent / "docs" / "methods.md").read_text("utf-8")
+    lines = {line.split("`")[1]: line for line in listed.splitlines() if line.startswith("| `")}
+    for name, line in about(declared_names()).items():
+        assert line.get("paper", "") in lines[name]
 
 
 def test_examples_are_the_stores(store: Store) -> None:

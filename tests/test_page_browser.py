@@ -20,6 +20,7 @@ from page_setup import (
     methods,
     needs_chromium,
     page,
+    prefer,
     press,
     resize,
     soon,
@@ -52,7 +53,8 @@ def test_every_number_has_its_interval(page: Driver, table: Table) -> None:
     rows = page.find_elements(By.CSS_SELECTOR, "#table-0 .scores tbody tr")
     assert len(rows) == len(table.rows)
     for row, line in zip(table.rows, rows, strict=True):
-        average, _, *others = line.find_elements(By.TAG_NAME, "td")  # the second is the collapse
+        average, *_ = line.find_elements(By.TAG_NAME, "td")
+        others = line.find_elements(By.TAG_NAME, "td")[-len(row.scores) + 1 :]  # behind collapse and costs
         for column, cell in zip(table.columns, (*others, average), strict=True):
             score = row.scores[column.name]
             if score.mean is None or score.interval is None:
@@ -66,7 +68,7 @@ def test_every_number_has_its_interval(page: Driver, table: Table) -> None:
 
 def test_the_ranking_is_seen_first_and_bold_means_best(page: Driver, table: Table) -> None:
     assert texts(page, "#table-0 thead button")[:3] == ["Method", "Average", "Collapse"]
-    assert texts(page, "#table-0 .group")[0] == "All 4 tasks"
+    assert texts(page, "#table-0 .group")[:2] == ["All 4 tasks", "Cost"]
     resize(page, 390, 844)
     right = "return document.querySelector('#table-0 .scores tbody td .value').getBoundingClientRect().right"
     assert page.execute_script(right) < 390
@@ -106,6 +108,14 @@ def test_times_say_why_they_do_not_compare(page: Driver) -> None:
 def test_our_own_form_is_called_so(page: Driver) -> None:
     assert "M2IV-style" in methods(page)
     assert "m2iv" not in methods(page)
+
+
+def test_a_dialog_says_what_its_method_is_and_leads_to_the_paper(page: Driver) -> None:
+    find(page, ".ranking [data-label=icr] button").click()
+    assert "attention logits steered by a query-conditioned router" in find(page, "dialog .about").text
+    link = find(page, "dialog .about a")
+    assert link.get_attribute("href") == "https://arxiv.org/abs/2509.22854"
+    assert link.text == "arXiv 2509.22854"
 
 
 def test_sorting_by_click(page: Driver, table: Table) -> None:
@@ -160,7 +170,7 @@ def test_differences_with_marks_that_need_no_colour(page: Driver, table: Table) 
     line = page.find_elements(By.CSS_SELECTOR, "#table-0 .scores tbody tr")[place]
     soon(page, lambda: find(page, "#table-0 caption").text.startswith("Difference to zero-shot"))
     line = page.find_elements(By.CSS_SELECTOR, "#table-0 .scores tbody tr")[place]
-    cell = line.find_elements(By.TAG_NAME, "td")[2]  # behind average and collapse
+    cell = line.find_elements(By.TAG_NAME, "td")[1 - len(table.columns)]  # behind average, collapse and costs
     assert find(cell, ".value").text == f"+{100 * score.versus.difference:.1f}"
     assert find(cell, ".mark").text == "▲"
     assert "not noise" in (find(cell, ".sr").get_attribute("textContent") or "")
@@ -204,7 +214,7 @@ def test_the_keyboard_reaches_everything(page: Driver) -> None:
     reached = set()
     for _ in range(120):
         press(page, Keys.TAB)
-        kind = "return document.activeElement.getAttribute('name') || document.activeElement.className"
+        kind = "return document.activeElement.getAttribute('name') || document.activeElement.getAttribute('class')"
         reached.add(page.execute_script(kind))
         if "which" in reached:
             break
@@ -260,8 +270,7 @@ def test_themes(page: Driver) -> None:
 
     seen = []
     for scheme in ("light", "dark"):
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        prefer(page, "prefers-color-scheme", scheme)
         seen.append(ground())
     assert seen[0] != seen[1]
     Select(find(page, "#theme")).select_by_value("light")
@@ -270,32 +279,22 @@ def test_themes(page: Driver) -> None:
     assert ground() == seen[0]  # the choice is kept
     Select(find(page, "#theme")).select_by_value("")
     assert ground() == seen[1]
-    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 def test_moves_nothing_for_those_who_ask(page: Driver) -> None:
     for value, expected in (("no-preference", "smooth"), ("reduce", "auto")):
-        feature = {"name": "prefers-reduced-motion", "value": value}
-        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        prefer(page, "prefers-reduced-motion", value)
         assert page.execute_script("return getComputedStyle(document.documentElement).scrollBehavior") == expected
-    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-def test_without_script_the_verdicts_are_still_there(page: Driver, table: Table) -> None:
-    page.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
-    try:
-        page.refresh()
-        assert find(page, ".verdict h3").text == verdict(table).headline
-        assert "need JavaScript" in find(page, "body").text
-    finally:
-        page.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
-
-
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1400])
-def test_axe_finds_nothing(page: Driver, width: int) -> None:
+def test_axe_finds_nothing(page: Driver, width: int, scheme: str) -> None:
     resize(page, width, 900)
+    prefer(page, "prefers-color-scheme", scheme)
     page.execute_script(AXE.read_text("utf-8"))
     run = "const done = arguments[0]; axe.run(document).then((found) => done(found.violations.map((v) => v.help)))"
+    page.execute_script("for (const folded of document.querySelectorAll('details')) folded.open = true")
     assert page.execute_async_script(run) == []
     page.execute_script("document.querySelector('#table-0 .scores tbody th button').click()")
     assert page.execute_async_script(run) == []

@@ -35,7 +35,7 @@ def test_numbers_are_those_of_the_table(store: Store) -> None:
     assert best.mean == f"{100 * (score.mean or 0):.1f}"
     assert best.interval == f"{100 * score.interval.low:.1f}–{100 * score.interval.high:.1f}"
     assert (best.fit, best.prompt) == ("12.3 s", "41 tokens")
-    assert ranking(table)[-1].fit == "no fit"
+    assert ranking(table)[-1].fit == "0 s"
 
 
 def test_only_the_best_are_listed(store: Store) -> None:

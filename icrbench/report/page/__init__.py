@@ -21,6 +21,8 @@ from icrbench.report import lm_eval_results
 from icrbench.report.leaderboard import Table
 from icrbench.report.lm_eval_results import Value
 from icrbench.report.metrics import METRICS
+from icrbench.report.page.about import about
+from icrbench.report.page.costs import COSTS
 from icrbench.report.page.data import cost, role_titles, table_data
 from icrbench.report.page.examples import packed
 from icrbench.report.page.ranking import ranking
@@ -31,17 +33,21 @@ from icrbench.store.store import Store
 MOST_CELLS = 2_000
 """Up to so many cells the page has every metric, for which all their examples are read."""
 _FOLDER = Path(__file__).parent
-_STYLES = ("base", "ranking", "filters", "forest", "scores", "detail", "examples", "narrow")
+_STYLES = ("base", "ranking", "filters", "forest", "scatter", "scores", "detail", "examples", "narrow")
 _SCRIPTS = (
     "elements",
     "numbers",
     "view",
+    "address",
     "forest",
+    "scatter",
     "scores",
+    "models",
     "section",
     "detail",
     "ranking",
     "filters",
+    "downloads",
     "theme",
     "examples",
     "start",
@@ -63,7 +69,8 @@ def html(tables: Sequence[Table], values: Sequence[Value], store: Store) -> str:
         cost(numbers, words.leader) if words.leader else "" for numbers, words in zip(shown, verdicts, strict=True)
     ]
     metrics = {name: [metric.title, metric.lower_is_better] for name, metric in METRICS.items()}
-    data = {"tables": shown, "examples": packed(tables, store), "words": WORDS, "metrics": metrics}
+    data = {"tables": shown, "examples": packed(tables, store), "words": WORDS, "metrics": metrics, "costs": COSTS}
+    data["methods"] = about(row.method for table in tables for row in table.rows)
     environment = Environment(loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("index.html").render(
         version=__version__,

@@ -12,6 +12,7 @@ from icrbench.report.leaderboard import ROLES, Change, Column, Row, Score, Table
 from icrbench.report.metrics import METRICS
 from icrbench.report.notes import budget_text, failures, notes, view_notes
 from icrbench.report.origin import origin
+from icrbench.report.page.costs import costs
 from icrbench.report.stats import Comparison, Interval
 from icrbench.report.text.names import display_name
 from icrbench.report.text.numbers import probability, tenths
@@ -52,6 +53,7 @@ def table_data(table: Table, *, metrics: bool) -> dict[str, Any]:
     plain = {row.label: _hyperparameters(records[row.label]) for row in table.rows}
     return {
         "title": group.title,
+        "setting": group.title.partition(" · ")[2],
         "model": group.model + (f" ({group.variant})" if group.variant else ""),
         "protocol": group.protocol,
         "roles": role_titles([group.protocol]),
@@ -61,8 +63,10 @@ def table_data(table: Table, *, metrics: bool) -> dict[str, Any]:
             {
                 "label": row.label,
                 "name": row.name,
+                "method": row.method,
                 "seeds": row.seeds,
                 "collapse": row.collapse,
+                "costs": costs(records[row.label]),
                 "reference": row.label == (group.variants_of or "zero_shot"),
                 "scores": [_score(table, row, column, numbers) for column in table.columns],
                 "detail": {

@@ -75,8 +75,7 @@ def _place(table: Table, row: Row, number: int | None) -> Place:
         )
     known = costs(table.group.by_label()[row.label])
     if "fit_seconds" in known:
-        seconds, text = known["fit_seconds"]
-        place = place._replace(fit=f"{text} s" if seconds else "no fit")
+        place = place._replace(fit=f"{known['fit_seconds'][1].removesuffix('.0')} s")
     if "prompt_tokens" in known:
         place = place._replace(prompt=f"{known['prompt_tokens'][1]} tokens")
     return place

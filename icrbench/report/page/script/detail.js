@@ -9,6 +9,7 @@ function showDetail(table, row) {
   dialog.replaceChildren(
     make("header", {}, make("h2", { id: "detail-title" }, breakable(row.name)), close),
     make("div", { class: "body" },
+      aboutMethod(row),
       make("p", { class: "quiet" }, table.title),
       row.name === row.label ? null : make("p", {}, "In commands: ", make("code", {}, row.label)),
       failed.length ? make("ul", { class: "notes" }, failed.map((text) => make("li", {}, text))) : null,
@@ -17,8 +18,26 @@ function showDetail(table, row) {
       hyperparametersOf(row), everyDifference(table, row), everyNumber(table, row), calibratedNumbers(table, row), sharesOf(row),
       make("h3", {}, "Where it comes from"), pairs(provenance, "long")));
   dialog.onclick = (event) => { if (event.target === dialog) dialog.close(); };
-  dialog.showModal();
+  dialog.onclose = () => { shown.open = ""; keepAddress(); };
+  shown.open = `${DATA.tables.indexOf(table)} ${row.label}`;
+  keepAddress();
+  if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
+}
+
+function aboutMethod(row) {
+  const { words, paper, link } = DATA.methods[row.method] || {};
+  const source = link ? make("a", { href: link, rel: "noreferrer" }, paper) : null;
+  return words || source ? make("p", { class: "about" }, words || "", source ? [" Paper: ", source, "."] : null) : null;
+}
+
+// The method that the address asks for.
+function showAskedDetail() {
+  const [place, ...label] = shown.open.split(" ");
+  const table = DATA.tables[place];
+  const row = table && table.rows.find((each) => each.label === label.join(" "));
+  if (row) showDetail(table, row);
+  else if (byId("detail").open) byId("detail").close();
 }
 
 // As the answers are, whatever the tables show.

@@ -16,6 +16,4 @@ function startFilters() {
   };
   form.addEventListener("change", update);
   form.elements.namedItem("method").addEventListener("input", update);
-  for (const name of Object.keys(shown)) if (form.elements[name]) shown[name] = form.elements[name].value;
-  form.querySelector("fieldset").disabled = isMetric();
 }

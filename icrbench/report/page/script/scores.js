@@ -41,18 +41,26 @@ function accuracy(table, row, score) {
   return [make("span", { class: "value" + place }, percent(score.mean)), part, ...mark(table, score), score.ci ? make("span", { class: "ci" }, range(score.ci)) : null].filter(Boolean);
 }
 
-function sorted(table, rows) {
-  const name = shown.sort.replace(/^-/, "");
-  if (!name) return rows;
+const sortName = () => shown.sort.replace(/^-/, "");
+
+// What a row is sorted by.
+function sortValue(table) {
+  const name = sortName();
   const place = placeOf(table, name);
-  const value = (row) => {
+  return (row) => {
     if (name === "method") return row.name.toLowerCase();
     if (name === "collapse") return row.collapse === null ? undefined : row.collapse;
-    if (place < 0) return undefined; // a column of another table
+    if (name in DATA.costs) return (row.costs[name] || [])[0];
+    if (place < 0) return undefined; // a column of another table, or none
     const score = scoresOf(table, row)[place];
     return isDifference() ? (row.reference ? 0 : score.d) : score.mean;
   };
+}
+
+// What has no value comes last, whichever way the others go.
+function inOrder(rows, value) {
   const way = shown.sort.startsWith("-") ? -1 : 1;
+  if (!shown.sort) return rows;
   return rows.slice().sort((one, other) => {
     const [a, b] = [value(one), value(other)];
     if (a === undefined || b === undefined) return (a === undefined) - (b === undefined);
@@ -60,18 +68,19 @@ function sorted(table, rows) {
   });
 }
 
-// A title that sorts, by its column's name; numbers with the most first, at first.
-function sortingHead(name, words, attributes, onsort) {
+// A title that sorts, by its column's name: accuracies with the most first, at first, all else with the least.
+function sortingHead(name, words, attributes) {
   const arrow = make("span", { class: "arrow", "aria-hidden": "true" });
   const cell = make("th", { scope: "col", ...attributes }, make("button", { type: "button", onclick: () => {
-    const first = name === "method" || name === "collapse" ? name : `-${name}`;
+    const first = name === "method" || name === "collapse" || name in DATA.costs ? name : `-${name}`;
     const turned = shown.sort.startsWith("-") ? name : `-${name}`;
-    shown.sort = shown.sort.replace(/^-/, "") === name ? turned : first;
-    onsort();
+    shown.sort = sortName() === name ? turned : first;
+    for (const refresh of refreshers) refresh();
+    keepAddress();
     say(`Sorted by ${words}, ${shown.sort.startsWith("-") ? "descending" : "ascending"}.`);
   } }, breakable(words), arrow));
   const show = () => {
-    const active = shown.sort.replace(/^-/, "") === name;
+    const active = sortName() === name;
     const down = shown.sort.startsWith("-");
     if (active) cell.setAttribute("aria-sort", down ? "descending" : "ascending");
     else cell.removeAttribute("aria-sort");
@@ -104,20 +113,28 @@ function besideAverage(table) {
   return hasCollapse ? [...calibrated, collapse] : calibrated;
 }
 
+// What methods cost: [{title, sort, cell}], of the costs that records say.
+function costColumns(table) {
+  const known = shown.role ? [] : Object.keys(DATA.costs).filter((name) => table.rows.some((row) => name in row.costs));
+  return known.map((name, place) => ({ title: DATA.costs[name], sort: name, starts: !place, cell: (row) =>
+    make("td", { class: place ? null : "first" }, name in row.costs ? row.costs[name][1] : gap("—", hidden("not known"))) }));
+}
+
 function scoreTable(table) {
   const columns = columnsOf(table);
   columns.forEach((column, place) => { column.starts = !place || columns[place - 1].role !== column.role; });
-  const beside = besideAverage(table);
+  const [beside, costs] = [besideAverage(table), costColumns(table)];
+  const behind = [...beside, ...costs];
   const body = make("tbody", {});
   const heads = [];
   const refresh = () => {
-    body.replaceChildren(...sorted(table, methodsOf(table)).map((row) => make("tr", {},
+    body.replaceChildren(...inOrder(methodsOf(table), sortValue(table)).map((row) => make("tr", {},
       make("th", { scope: "row" }, methodButton(table, row), row.seeds > 1 ? make("span", { class: "spread" }, ` ${row.seeds} seeds`) : null),
-      columns.flatMap((column) => [entry(table, row, column), ...(column.role === null ? beside.map(({ cell }) => cell(row)) : [])]))));
+      columns.flatMap((column) => [entry(table, row, column), ...(column.role === null ? behind.map(({ cell }) => cell(row)) : [])]))));
     for (const head of heads) head.show();
   };
   const head = (name, words, attributes) => {
-    heads.push(sortingHead(name, words, attributes, () => refreshers.forEach((each) => each())));
+    heads.push(sortingHead(name, words, attributes));
     return heads[heads.length - 1].cell;
   };
   const groups = [];
@@ -126,17 +143,21 @@ function scoreTable(table) {
     groups[groups.length - 1].span += 1;
   }
   groups[0].span += beside.length;
+  if (costs.length) groups.splice(1, 0, { title: "Cost", span: costs.length });
   const header = make("thead", {},
     make("tr", {}, head("method", "Method", { rowspan: 2, class: "corner" }),
       groups.map((group) => make("th", { class: "group", scope: "colgroup", colspan: group.span }, group.title))),
     make("tr", {},
       columns.flatMap((column) => [
         head(column.name, column.average ? "Average" : column.title, { class: column.starts ? "first" : null }),
-        ...(column.role === null ? beside.map(({ title, sort }) => (sort ? head(sort, title, {}) : make("th", { scope: "col" }, title))) : [])])));
+        ...(column.role === null ? behind.map(({ title, sort, starts }) => (sort ? head(sort, title, { class: starts ? "first" : null }) : make("th", { scope: "col" }, title))) : [])])));
   refreshers.push(refresh);
-  refresh();
-  const what = isDifference() ? `Difference to ${table.reference} in points${shown.calibrate === "none" ? "" : `, both calibrated by ${shown.calibrate}`}` : metricWords();
-  const caption = make("caption", {}, make("span", {}, `${what}${isMetric() ? "" : ", and below it the 95 % interval"}. Column titles sort; until then zero-shot and few-shot stand first, the rest by their average. ` +
+  const caption = make("caption", {}, make("span", {}, `${scoreWords(table)}. Column titles sort; until then zero-shot and few-shot stand first, the rest by their average. ` +
     "A method's name opens its cost and hyperparameters."));
   return scrolling(`Scores: ${table.title}`, make("table", { class: "scores" }, caption, header, body));
 }
+
+const markLegend = (table) => make("p", { class: "legend" },
+  `▲ above, ▼ below ${table.reference}: ${WORDS.clear}. △ ▽: ${WORDS.weak}. Without a mark: ${WORDS.noise}. ` +
+  `Blue: above ${table.reference}, orange: below, deeper up to ${FULL_TINT} points.` +
+  (shown.view === "mean" ? " Bold: best of a column; underlined: second best." : ""));

@@ -16,6 +16,7 @@ function tableSection(table, number, fits) {
     opened.add(table);
     button.remove();
     section.append(...sectionContent(table).filter(Boolean));
+    for (const refresh of refreshers) refresh();
   } }, words);
   section.append(button);
   return section;
@@ -24,7 +25,7 @@ function tableSection(table, number, fits) {
 const entriesOf = (table) => table.rows.length * table.columns.length;
 
 function sectionContent(table) {
-  if (!isRaw() && !viewOf(table)) return [make("p", { class: "legend" },
+  if (!hasView(table)) return [make("p", { class: "legend" },
     "This comparison has no such numbers. A calibration needs a prior: where cells could have it, the same icrbench run again adds it. Written answers have one metric and no prior.")];
   const notes = table.notes.filter((note) => !note.startsWith("failed ("));
   const list = (kind, texts) => make("ul", { class: `notes ${kind}` }, texts.map((text) => make("li", {}, text)));
@@ -33,29 +34,34 @@ function sectionContent(table) {
     make("div", { class: "sub" }, make("h3", {}, "Every task")),
     scoreTable(table),
     table.errors.length ? list("failed", table.errors.map((text, place) => `failed (${place + 1}): ${text}`)) : null,
-    reference(table) && !isMetric() ? make("p", { class: "legend" },
-      `▲ above, ▼ below ${table.reference}: ${WORDS.clear}. △ ▽: ${WORDS.weak}. Without a mark: ${WORDS.noise}. ` +
-      `Blue: above ${table.reference}, orange: below, deeper up to ${FULL_TINT} points.` +
-      (shown.view === "mean" ? " Bold: best of a column; underlined: second best." : "")) : null,
+    reference(table) && !isMetric() ? markLegend(table) : null,
     isRaw() ? null : list("", viewOf(table).notes),
     isRaw() && notes.length ? make("details", {}, make("summary", {}, `Notes (${notes.length})`), list("", notes)) : null,
     make("details", {}, make("summary", {}, "Command, versions, data"), pairs(table.provenance, "long"))];
 }
 
-// The plot of one column, which the reader chooses.
+// The plots of one column, which the reader chooses.
 function plotted(table) {
-  const plot = make("div", {});
-  const draw = () => plot.replaceChildren(...methodForest(table));
+  const [gains, costs] = [make("div", {}), make("div", {})];
+  const withCosts = costsOf(table).length > 0 && pointsOf(table).length > 1;
+  const draw = () => {
+    gains.replaceChildren(...methodForest(table));
+    if (withCosts) costs.replaceChildren(...costPlot(table));
+  };
+  const choice = (words, name, options) => make("label", { class: "field" }, words, make("select", { onchange: (event) => {
+    shown[name] = event.target.value;
+    draw();
+    keepAddress();
+  } }, options));
   const columns = columnsOf(table);
-  const choice = make("select", { onchange: (event) => { shown.column = event.target.value; draw(); } },
-    columns.filter((column) => column.average).concat(columns.filter((column) => !column.average))
-      .map((column) => option(column.name, columnWords(table, column), column.name === drawnColumn(table))));
+  const tasks = choice("Tasks", "column", columns.filter((column) => column.average).concat(columns.filter((column) => !column.average))
+    .map((column) => option(column.name, columnWords(table, column), column.name === drawnColumn(table))));
+  const axes = choice("Cost", "cost", costsOf(table).map((name) => option(name, DATA.costs[name], name === drawnCost(table))));
+  const panel = (title, field, plot) => make("div", { class: "panel" }, make("div", { class: "sub" }, make("h3", {}, title), field), plot);
   draw();
-  return [
-    make("div", { class: "sub" },
-      make("h3", {}, isMetric() ? metricTitle() : reference(table) ? `How far from ${table.reference}?` : "Accuracy"),
-      make("label", { class: "field" }, "Tasks", choice)),
-    plot];
+  return [make("div", { class: "plots" },
+    panel(isMetric() ? metricTitle() : reference(table) ? `How far from ${table.reference}?` : "Accuracy", tasks, gains),
+    withCosts ? panel(`${metricTitle()} against cost`, axes, costs) : null)];
 }
 
 function showTables() {
@@ -72,7 +78,12 @@ function showTables() {
     if (fits) budget -= entriesOf(table);
     sections.push(tableSection(table, number, fits));
   });
+  const models = modelSections();
+  byId("to-models").hidden = !models.length;
+  byId("models").replaceChildren(...models);
   byId("tables").replaceChildren(...sections);
+  for (const refresh of refreshers) refresh();
+  keepAddress();
   say(sections.length
     ? `${count(sections.length, "comparison")} of ${DATA.tables.length}, with ${count(methods, "row")}.`
     : "Nothing fits these filters: clear the name or choose all models and protocols.");
