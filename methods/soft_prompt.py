@@ -36,10 +36,11 @@ class SoftPromptFitted(Fitted):
     @contextmanager
     def intervene(self, backbone: Backbone, batch: Batch) -> Iterator[None]:
         """Let every token see the virtual ones; its own position is moved on by as many."""
-        with attending(backbone, batch, self._virtual(backbone)):
+        with attending(backbone, batch, self.virtual(backbone)):
             yield
 
-    def _virtual(self, backbone: Backbone) -> Virtual:
+    def virtual(self, backbone: Backbone) -> Virtual:
+        """Return the virtual tokens; gradients flow back to the tensors held here."""
         if self.config["where"] == "input":
             return virtual_embeddings(backbone, self.tensors["embeddings"])
         keys, values = self.tensors["keys"], self.tensors["values"]

@@ -21,6 +21,7 @@ SLOW = [
     "test_distillation",
     "test_experiments",
     "test_explain",
+    "test_export_fits",
     "test_figures",
     "test_generation",
     "test_input_properties",

@@ -82,7 +82,7 @@ class LoRAFitted(Fitted):
         """Return the model's own layers inside peft's; they stay as they are, with dropout in training alone."""
         if self._layers is None or self._layers[0] is not backbone:
             names = sorted({name.rpartition(".")[0] for name in self.tensors})
-            self._layers = backbone, _wrapped({name: _own(backbone, name) for name in names}, self.config)
+            self._layers = backbone, _wrapped({name: adapted(backbone, name) for name in names}, self.config)
         layers: dict[str, Any] = dict(self._layers[1])
         for name, layer in layers.items():
             for factor in "AB":
@@ -90,7 +90,7 @@ class LoRAFitted(Fitted):
                 linear = getattr(layer, f"lora_{factor}")[ADAPTER]
                 # Not a parameter, so that training changes the tensors held here.
                 linear._parameters.pop("weight", None)
-                linear.weight = tensor.to(_own(backbone, name).weight.device)
+                linear.weight = tensor.to(adapted(backbone, name).weight.device)
             layer.lora_dropout.train(tensor.requires_grad)
         return layers
 
@@ -119,7 +119,7 @@ def initial_lora(
     projections = _projections(backbone, letters)
     tensors = {}
     for name in [f"{layer}-{name}" for layer in blocks for name in projections] or [HEAD]:
-        made, taken = _sides(_own(backbone, name))
+        made, taken = _sides(adapted(backbone, name))
         uniform = torch.rand(rank, taken, generator=rng.torch("factors", name))
         tensors[f"{name}.A"] = (2 * uniform - 1) / taken**0.5
         tensors[f"{name}.B"] = torch.zeros(made, rank)
@@ -150,7 +150,7 @@ def _projections(backbone: Backbone, letters: str) -> list[str]:
     return chosen + [FEED_FORWARD + name for name in backbone.anatomy.feed_forward if "m" in letters]
 
 
-def _own(backbone: Backbone, name: str) -> Any:
+def adapted(backbone: Backbone, name: str) -> Any:
     """Return the model's own layer of a name: the output head, or ``BLOCK-PROJECTION``."""
     if name == HEAD:
         return backbone.model.get_output_embeddings()
@@ -206,7 +206,7 @@ def _wrapped(layers: dict[str, Any], config: Mapping[str, Any]) -> dict[str, nn.
 @contextmanager
 def _in_place_of(backbone: Backbone, name: str, layer: nn.Module) -> Iterator[None]:
     """Within the context, the model has another layer in the place of its own."""
-    own = _own(backbone, name)
+    own = adapted(backbone, name)
     _put(backbone, name, layer)
     try:
         yield
