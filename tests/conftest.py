@@ -44,6 +44,7 @@ SLOW = [
     "test_quantised",
     "test_runner",
     "test_sensitivity",
+    "test_slurm",
 ]
 
 

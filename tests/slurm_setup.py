@@ -132,7 +132,9 @@ class Cluster:
         for process in dying:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        self._processes = [own for own in self._processes if own.pid not in {process.pid for process in dying}]
+        for daemon in [own for own in self._processes if own.pid in {process.pid for process in dying}]:
+            daemon.wait()
+            self._processes.remove(daemon)
         self.command("scontrol", "update", f"nodename={name}", "state=down", "reason=power")
 
     def _runs_on(self, process: psutil.Process, node: str) -> bool:

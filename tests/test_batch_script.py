@@ -57,13 +57,12 @@ def test_a_dry_run_shows_units_resources_time_and_the_script(icrbench: Commands)
     done = icrbench.run("--launcher", "slurm", "--workers", 9, "--slurm-time", 10, "--dry-run", **options)
     assert done.code == 0, done
     assert "4 units of work" in done.out
-    assert "4 tasks of a job array: 1 cells each" in done.out
-    assert "asked of Slurm: time=10" in done.out
-    assert "for the longest, if its node is as fast as this machine" in done.out
+    assert "4 tasks of a job array; asked of Slurm: time=10; threads: " in done.out
+    assert "the longest takes about 0 s if its node is as fast as this machine" in done.out
     assert "\n\n#!/bin/bash\n#SBATCH --job-name=icrbench\n#SBATCH --array=1-4\n" in done.out
     assert not (icrbench.folder / "out").exists()
     done = icrbench.run("--workers", 2, "--dry-run", **options)
-    assert re.search(r"2 workers: processes of this machine, \d+ threads each, no GPU\n  about 0 s for all", done.out)
+    assert re.search(r"2 workers; threads of each: \d+; no GPU\nall take about 0 s at best\n$", done.out)
     done = icrbench.run("--launcher", "slurm", "--workers", 2, "--gpus-per-model", 2, "--dry-run")
     assert "#SBATCH --gpus=2\n" in done.out
     assert "--device-map=auto" in done.out

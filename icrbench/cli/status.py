@@ -31,7 +31,7 @@ def command(options: argparse.Namespace) -> int:
     while True:
         found = standings(folder)
         if not found:
-            raise UserError(f"no run has left word in {folder}: give the --out of a run.")
+            raise UserError(f"no run has left word in {folder}: give the --out of a run that has begun.")
         print("\n\n".join(_text(own) for own in found), *_failed(folder), sep="\n", flush=True)
         if not options.watch or not any(_going_on(own) for own in found):
             return 0

@@ -15,6 +15,8 @@ from icrbench.util.errors import UserError, shown
 
 OTHER_NAMES = {"settings": "set"}
 """Arguments of `Request.build` whose flag is called otherwise."""
+OUT_OF_TIME = 124
+"""Exit code of a script whose time was up, as of timeout(1)."""
 NOT_A_SHARES = ("share", "command")
 _OWN = ("array", "output", "wrap")
 """Options of sbatch that are not the user's to set: they say which shares there are, and what runs."""
@@ -32,7 +34,7 @@ trap 'late=yes; kill -TERM "$run"' USR2  # the time limit is near: an orderly en
 {command} --share "$SLURM_ARRAY_TASK_ID/{shares}" &
 run=$!
 wait "$run"; code=$?
-[ -z "$late" ] || {{ wait "$run"; code=124; }}
+[ -z "$late" ] || {{ wait "$run"; code={out_of_time}; }}
 
 # Out of time, or died: start again, unless that was done so often already. Up to 2 they are the run's own ends.
 if [ "$code" -gt 2 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {retries} ]; then
@@ -109,9 +111,10 @@ def batch_script(
     }
     return SCRIPT.format(
         directives="\n".join(f"#SBATCH --{name}{_value(value)}" for name, value in directives.items()),
-        command=f"{shlex.quote(sys.executable)} -m {command}",
+        command=f"{shlex.quote(sys.executable)} -P -m {command}",
         shares=shares,
         retries=retries,
+        out_of_time=OUT_OF_TIME,
     )
 
 

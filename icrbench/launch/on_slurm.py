@@ -54,7 +54,7 @@ class SlurmRun:
     ) -> None:
         if how.workers is None:
             raise UserError("--launcher slurm needs --workers: how many tasks its job array has.")
-        self._request, self._units, self._retries = request, units, how.retries
+        self._request, self._retries = request, how.retries
         number = max(1, min(how.workers, len(units) * len(request.models)))
         spread = {"device_map": "auto"} if how.gpus_per_model > 1 and request.device_map is None else {}
         self._command = share_command({**arguments, **spread})
@@ -66,8 +66,13 @@ class SlurmRun:
             Share(
                 place,
                 f"{self._command} --share {place}/{number}",
-                cells=sum(len(units[own].cells) for model in dealt for own in model),
-                tokens=sum(tokens[own] for model in dealt for own in model),
+                cells=[
+                    (str(model), cell)
+                    for model, places in zip(request.models, dealt, strict=True)
+                    for own in places
+                    for cell in units[own].cells
+                ],
+                tokens=sum(tokens[own] for places in dealt for own in places),
             )
             for place, dealt in enumerate(deal(units, len(request.models), datasets, number), start=1)
         ]
@@ -107,9 +112,9 @@ class SlurmRun:
                 time.sleep(POLL)
             following.settle()
         except KeyboardInterrupt:
-            jobs = following.jobs
-            wrong = slurm.cancel(jobs)
-            say(f"Slurm job {' '.join(jobs)} {f'could not be cancelled: {wrong}' if wrong else 'is cancelled'}.")
+            if jobs := following.jobs:
+                wrong = slurm.cancel(jobs)
+                say(f"Slurm job {' '.join(jobs)} {f'could not be cancelled: {wrong}' if wrong else 'is cancelled'}.")
             raise
         finally:
             reporter.update(over=True)
@@ -134,24 +139,25 @@ class SlurmRun:
     def _close(self, following: Shares) -> int:
         """Say how it went, and name what there is no result of."""
         progress = following.progress()
-        complete = all(share.ending == "" for share in self.shares)
-        if not complete:
-            failed, absent = self._without_result()
-            for sentence in failed[:SHOWN]:
-                say(f"failed: {sentence}")
-            if absent:
-                names = ", ".join(absent[:SHOWN]) + (" and others" if len(absent) > SHOWN else "")
-                say(f"could not be had: {names}; the same command tries them again.")
+        incomplete = [share for share in self.shares if share.ending]
+        failed, absent = self._without_result(incomplete)
+        for sentence in failed[:SHOWN]:
+            say(f"failed: {sentence}")
+        if incomplete and not failed and not absent:  # older records stand where theirs would be
+            absent = [f"cells of {share}" for share in incomplete]
+        if absent:
+            names = ", ".join(absent[:SHOWN]) + (" and others" if len(absent) > SHOWN else "")
+            say(f"could not be had: {names}; the same command tries them again.")
         for own in following.refused():
             say(f"{own['what']}: {own['why']}")
         say(
             f"{progress['done']} cells run, {progress['kept']} already there, {progress['failed']} failed of"
             f" {progress['cells']}; results in {self._request.out}"
         )
-        return 0 if complete else 1
+        return 1 if incomplete else 0
 
-    def _without_result(self) -> tuple[list[str], list[str]]:
-        """Return a sentence for each cell that failed, and the names of those that there is nothing of."""
+    def _without_result(self, shares: Sequence[Share]) -> tuple[list[str], list[str]]:
+        """Return a sentence for each cell of shares that failed, and the names of those that there is nothing of."""
         store, rules = Store(self._request.out), self._request.rules
         records = [] if store.empty else by_protocol(store.records())
         known = {
@@ -162,11 +168,10 @@ class SlurmRun:
             and own["data"]["limit"] == rules.limit
         }
         failed, absent = [], []
-        for model in map(str, self._request.models):
-            for cell in (cell for unit in self._units for cell in unit.cells):
-                record = known.get((model, cell.label, cell.task, cell.seed))
-                if record is None:
-                    absent.append(f"{model} {cell}")
-                elif record["error"] is not None:
-                    failed.append(f"{model} {cell}: {record['error']['message']}")
+        for model, cell in (own for share in shares for own in share.cells):
+            record = known.get((model, cell.label, cell.task, cell.seed))
+            if record is None:
+                absent.append(f"{model} {cell}")
+            elif record["error"] is not None:
+                failed.append(f"{model} {cell}: {record['error']['message']}")
         return failed, absent

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from icrbench.launch import slurm
+from icrbench.launch.batch_script import OUT_OF_TIME
 from icrbench.launch.slurm import Task, Unavailable
+from icrbench.runner.plan import Cell
 from icrbench.runner.standing import Lost, Progress, Running, Standing, standings
 from icrbench.util.errors import UserError
 
@@ -25,7 +27,7 @@ class Share:
     Attributes:
         number: from 1.
         command: of the process that runs it.
-        cells: how many it has.
+        cells: with the name of the model of each.
         tokens: estimated, through the model.
         job: that it was last submitted with.
         starts: how often it was started by earlier jobs.
@@ -36,7 +38,7 @@ class Share:
 
     number: int
     command: str
-    cells: int
+    cells: Sequence[tuple[str, Cell]]
     tokens: float
     job: str = ""
     starts: int = 0
@@ -112,11 +114,11 @@ class Shares:
         return all(share.ending is not None for share in self.shares)
 
     def settle(self) -> None:
-        """Wait until the last word of every share that has come to its end is to be read here."""
+        """Wait until the last word of every share that ran to its end is to be read here."""
+        ended = [share for share in self.shares if share.task and share.task.ran_to_its_end]
         until = time.monotonic() + SIGHT
         while time.monotonic() < until:
             self._listen()
-            ended = [share for share in self.shares if share.ending == ""]
             if all(share.standing is not None and share.standing["over"] for share in ended):
                 return
             time.sleep(0.2)
@@ -132,7 +134,7 @@ class Shares:
         ]
         given_up: list[Lost] = [{"what": str(share), "why": share.ending} for share in self.shares if share.ending]
         return {
-            "cells": sum(share.cells for share in self.shares),
+            "cells": sum(len(share.cells) for share in self.shares),
             "done": sum(own["done"] for own in known),
             "kept": sum(own["kept"] for own in known),
             "failed": sum(own["failed"] for own in known),
@@ -164,9 +166,8 @@ class Shares:
             self._end(share, f"ended with code {task.code}", again=False)
         elif task.state == "CANCELLED":
             self._end(share, "was cancelled", again=False)
-        elif task.state in ENDED or task.state == "COMPLETED":
-            how = f"was killed by signal {-task.code}" if task.code < 0 else f"ended with code {task.code}"
-            self._end(share, how if task.state == "FAILED" else f"ended as {task.state}", again=True)
+        elif task.state in ENDED:
+            self._end(share, _how(task), again=True)
         elif task != before:
             self._tell_news(share, task, before)
 
@@ -196,6 +197,16 @@ class Shares:
                 self.tell(f"{share} {ending}; submitted again as job {share.job}.")
                 return
         share.ending = ending
+
+
+def _how(task: Task) -> str:
+    """Say how a task has come to its bad end."""
+    if task.state != "FAILED":
+        return f"ended as {task.state}"
+    if task.code == OUT_OF_TIME:
+        return "ran out of time"
+    killed = -task.code if task.code < 0 else task.code - 128  # Slurm says it of a script, a shell of its processes
+    return f"was killed by signal {killed}" if killed > 0 else f"ended with code {task.code}"
 
 
 def _author(standing: Standing) -> tuple[str, int, float]:

@@ -34,6 +34,11 @@ class Task:
     reason: str
     restarts: int
 
+    @property
+    def ran_to_its_end(self) -> bool:
+        """Whether its run came to its end, with all cells or not."""
+        return self.state in ("COMPLETED", "FAILED") and self.code in (0, 1)
+
 
 def submit(script: str) -> str:
     """Submit a batch script; returns the number of the job.
