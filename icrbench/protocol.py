@@ -43,7 +43,7 @@ class Datasets:
         domains = list(domains)
         self._domains = [task.name for task in domains]
         wanted = {**self.tasks, **{task.name: task for task in domains}}
-        self.data: dict[str, TaskData] = {name: load(task, source) for name, task in wanted.items()}
+        self.data: dict[str, TaskData] = {name: self._load(task, source) for name, task in wanted.items()}
         tests = [data.test for data in self.data.values()]
         if rules.clean:
             others = [task for task in known if task.name not in self.data and _is_there(task, source)]
@@ -51,6 +51,18 @@ class Datasets:
         self._pools = {name: self._pool(data, tests) for name, data in self.data.items()}
         self._overlaps: dict[tuple[str, ...], dict[str, int]] = {}
         self._own_overlaps: dict[tuple[str, frozenset[str]], int] = {}
+
+    def _load(self, task: Task, source: Source) -> TaskData:
+        try:
+            return load(task, source)
+        except UserError as error:
+            if task.name in self.tasks:
+                raise
+            way = ", or ask for --protocol in_task, where a task's own train rows do" * (
+                self._rules.protocol == "paper"
+            )
+            problem = str(error).removesuffix(".")
+            raise UserError(f"methods learn from task '{task.name}', which has role id: {problem}{way}.") from error
 
     def test(self, task: str) -> tuple[Example, ...]:
         """The rows to score: the same for every method and seed, so that results can be compared row by row."""

@@ -75,6 +75,11 @@ def load(task: Task, source: Source) -> TaskData:
     if isinstance(task.source, FileSource):
         if task.source.test.is_relative_to(builtin_folder()):
             return _task_data(task, "demo", "bundled", None, read_rows(task.source.train), read_rows(task.source.test))
+        if isinstance(source, LocalDir) and (source.path / task.name).is_dir():
+            raise UserError(
+                f"the file of task '{task.name}' names its own rows ({task.source.test}), and {source.path / task.name}"
+                " is there, too: remove source.files there, or that folder."
+            )
         location = str(task.source.test.parent)
         return _task_data(task, "local", location, None, read_rows(task.source.train), read_rows(task.source.test))
     if isinstance(source, Hub):
