@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from tabulate import tabulate
 
 from icrbench.backbone import Backbone
@@ -45,9 +46,11 @@ def rows(asked: argparse.Namespace, task: str, count: int) -> tuple[Pool, list[E
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """Wall-clock seconds of one call."""
+    """Wall-clock seconds of one call, until the device has done what it was given."""
     begin = time.perf_counter()
     run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     return time.perf_counter() - begin
 
 

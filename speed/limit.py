@@ -25,7 +25,8 @@ def linear_layers(model: Backbone, tokens: int) -> Callable[[], None]:
     """Return the matrix products of all blocks for a number of tokens."""
     layers = [module for block in model.blocks for module in block.modules() if isinstance(module, nn.Linear)]
     most = token_budget(model)
-    inputs = {width: torch.randn(most, width, dtype=model.dtype) for width in {layer.in_features for layer in layers}}
+    widths = {layer.in_features for layer in layers}
+    inputs = {width: torch.randn(most, width, dtype=model.dtype, device=model.device) for width in widths}
 
     def run() -> None:
         with torch.inference_mode():

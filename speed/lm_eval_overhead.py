@@ -47,7 +47,7 @@ def main() -> None:
     model = backbone(asked)
     plain = AutoModelForCausalLM.from_pretrained(
         str(local_source(asked.model)), dtype=model.dtype, trust_remote_code=False
-    )
+    ).to(model.device)
     table = []
     for size in (1, 4, "auto"):
         common = {"batch_size": size, "max_batch_size": MAX_BATCH, "max_length": MAX_LENGTH}

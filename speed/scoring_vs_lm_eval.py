@@ -24,7 +24,7 @@ def main() -> None:
     model = backbone(asked)
     plain = AutoModelForCausalLM.from_pretrained(
         str(local_source(asked.model)), dtype=model.dtype, trust_remote_code=False
-    )
+    ).to(model.device)
     harness = HFLM(pretrained=plain, tokenizer=model.tokenizer, batch_size=BATCH, add_bos_token=model.adds_bos)
     zero_shot = make_method("zero_shot", {}).fitted({}, {})
     table = []

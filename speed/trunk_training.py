@@ -37,7 +37,8 @@ HOW = Training(
 def fresh_router(model: Backbone, layers: int) -> Router:
     """Make the same start for every side."""
     width = sentence_encoder("minilm").width
-    return Router.initial(width, layers, RANK, model.dims.heads, HIDDEN, torch.Generator().manual_seed(0))
+    made = Router.initial(width, layers, RANK, model.dims.heads, HIDDEN, torch.Generator().manual_seed(0))
+    return made.to(model.device)
 
 
 def weights_of(model: Backbone, directions: Directions) -> Weights:
@@ -56,13 +57,14 @@ def train_without_trunk(model: Backbone, directions: Directions, prompts: list[Q
     for _ in range(HOW.epochs):
         for chosen in epoch_batches(lengths, HOW.batch_size, HOW.length_groups, rng):
             items = [prompts[row] for row in chosen]
-            batch = make_batch([item.prompt.tokens for item in items], [item.prompt.text for item in items])
+            tokens, texts = [item.prompt.tokens for item in items], [item.prompt.text for item in items]
+            batch = make_batch(tokens, texts, device=model.device)
             with torch.no_grad():
                 unrouted = entropy(model.logits(batch.at_last(model.hidden_states(batch))))
-            alpha, gamma = router(sentence_encoder("minilm")(batch.texts))
+            alpha, gamma = router(sentence_encoder("minilm")(batch.texts).to(model.device))
             with routed(model, directions, alpha, gamma, "attention"):
                 logits = model.logits(batch.at_last(model.hidden_states(batch)))
-            answers = torch.tensor([item.answer for item in items])
+            answers = torch.tensor([item.answer for item in items], device=model.device)
             optimizer.zero_grad()
             terms(logits, answers, unrouted, alpha, gamma, weights).total(weights).backward()
             torch.nn.utils.clip_grad_norm_(router.parameters(), HOW.clip)
