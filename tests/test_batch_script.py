@@ -20,7 +20,7 @@ ALL = [
     *("--seeds=-1,2", "--limit", "all", "--preset", "cpu", "--set", "icr.rank=2", "--set", "icr.layers=-1"),
     *("--protocol", "in_task", "--clean", "--methods-dir", "my methods", "--chat-template", "--data-dir", "it's data"),
     *("--tasks-dir", "t", "--out", "o$ut", "--cache-dir", "c", "--device", "cpu", "--dtype", "bfloat16"),
-    *("--trust-remote-code", "--device-map", "auto", "--batch-size", "8", "--no-priors"),
+    *("--trust-remote-code", "--device-map", "auto", "--batch-size", "8", "--no-priors", "--quantize", "int8"),
 ]
 
 
