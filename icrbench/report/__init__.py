@@ -47,6 +47,7 @@ def report(folder: Path, out: Path, calibrate: Calibration = "none", metric: str
     Raises:
         UserError: as ``write_report``; or if there is no such metric, or no cell has such a prior.
     """
+    collecting = gc.isenabled()
     gc.disable()  # what is made is kept to the end: looking through it for garbage takes a quarter of the time
     try:
         if calibrate != "none" or metric != "accuracy":
@@ -56,7 +57,8 @@ def report(folder: Path, out: Path, calibrate: Calibration = "none", metric: str
         paths = _write(folder, out, tables, values, markdown)
         print(_terminal(tables, values) if sys.stdout.isatty() else markdown)
     finally:
-        gc.enable()
+        if collecting:
+            gc.enable()
     return paths
 
 

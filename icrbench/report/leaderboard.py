@@ -18,6 +18,8 @@ from icrbench.report.text.names import display_name, marked
 from icrbench.store.store import Store
 
 ROLES = {"id": "ID", "near_ood": "Near OOD", "far_ood": "Far OOD", "open_ended": "Open-ended"}
+_OWN_ROWS = {"id": "Main", "near_ood": "Near", "far_ood": "Far", "open_ended": "Open-ended"}
+"""Where every task gives its own training rows: none is out of a domain."""
 AVERAGE = "average"
 PAPER = ("agnews", "sst2", "trec", "csqa", "piqa", "sst5", "mr", "mrpc", "cb", "copa", "creak", "ai2scie")
 """The order of the ICR paper's main table; other tasks follow by name."""
@@ -211,6 +213,11 @@ def task_columns(group: Group) -> list[Column]:
     return [column for column in _columns(group) if not column.is_average]
 
 
+def role_titles(protocol: str) -> dict[str, str]:
+    """Return what the averages over roles are called under a protocol."""
+    return _OWN_ROWS if protocol == "in_task" else ROLES
+
+
 def _columns(group: Group) -> tuple[Column, ...]:
     """Return the tasks in order, each role followed by its average, and the average of all at the end."""
     known = {record["cell"]["task"]: record["task"] for _, record in group.records}
@@ -223,7 +230,7 @@ def _columns(group: Group) -> tuple[Column, ...]:
         tasks.sort(key=lambda name: (order.get(name, len(order)), name))
         columns += [Column(name, known[name]["title"], (name,), False) for name in tasks]
         if len(roles) > 1:
-            columns.append(Column(role, ROLES[role], tuple(tasks), True))
+            columns.append(Column(role, role_titles(group.protocol)[role], tuple(tasks), True))
         everything += tasks
     return (*columns, Column(AVERAGE, "Average", tuple(everything), True))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from icrbench.report.cautions import cautions
 from icrbench.report.leaderboard import AVERAGE, Row, Table
 from icrbench.report.metrics import METRICS
 from icrbench.report.origin import compact, one_line
@@ -42,7 +43,7 @@ def notes(table: Table) -> list[str]:
         lines.append("(k/n): only k of the row's n seeds are there.")
     lines += [f"failed ({number}): {error}" for error, number in failures(table).items()]
     records = [record for _, record in table.group.records]
-    lines += [*_budgets(table), *overlap(records, table.group.clean), *_truncated(table)]
+    lines += [*_budgets(table), *overlap(records, table.group.clean), *_truncated(table), *cautions(table)]
     return [one_line(line) for line in lines]
 
 

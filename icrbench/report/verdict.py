@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from icrbench.report import stats
+from icrbench.report.cautions import cautions
 from icrbench.report.groups import REFERENCES
 from icrbench.report.leaderboard import AVERAGE, ROLES, Change, Row, Score, Table
 from icrbench.report.notes import overlap
@@ -15,7 +16,8 @@ from icrbench.report.text.numbers import probability, signed, signed_interval, t
 
 Certainty = Literal["clear", "weak", "noise"]
 WORDS: dict[Certainty, str] = {"clear": "not noise", "weak": "weak evidence", "noise": "may be noise"}
-ROLE_WORDS = {"id": "in-domain", "near_ood": "near out-of-domain", "far_ood": "far out-of-domain"}
+_DOMAINS = {"id": "in-domain", "near_ood": "near out-of-domain", "far_ood": "far out-of-domain"}
+_GROUPS = {"id": "main tasks", "near_ood": "near tasks", "far_ood": "far tasks"}
 _MOST_NAMED = 5
 
 
@@ -45,6 +47,25 @@ def certainty(versus: stats.Comparison, p_holm: float) -> Certainty:
     low, high = tenths(versus.interval.low), tenths(versus.interval.high)
     agreeing = (p_holm < 1 - stats.CONFIDENCE) + (low > 0 or high < 0)
     return ("noise", "weak", "clear")[agreeing]
+
+
+def significance(versus: stats.Comparison, p_holm: float, over: str) -> str:
+    """Say what the test and the interval of a difference come to.
+
+    Args:
+        versus: the difference.
+        p_holm: its p, corrected.
+        over: what p was corrected over, as " over all pairs of 3 methods"; empty if it was the only test.
+    """
+    significant = p_holm < 1 - stats.CONFIDENCE
+    outside = not tenths(versus.interval.low) <= 0 <= tenths(versus.interval.high)
+    correction = f" after correction{over}" if over else ""
+    joint = "and" if significant == outside else "but"
+    alone = ", which is not corrected," if over and outside and not significant else ""
+    return (
+        f"{'' if significant else 'not '}significant{correction} (p {_p(p_holm)}), "
+        f"{joint} the interval{alone} {'leaves out' if outside else 'reaches'} 0"
+    )
 
 
 def verdict(table: Table) -> Verdict:
@@ -79,7 +100,9 @@ def _headline(leader: Row, ranked: list[Row]) -> tuple[str, Certainty]:
     if sure == "noise":
         return f"No clear winner: {name} is {ahead} points ahead of zero-shot, which may be noise.", sure
     if sure == "weak":
-        return f"{name} is {ahead} points ahead of zero-shot, but the evidence is weak.", sure
+        over = " after correction" if score.p_holm >= 1 - stats.CONFIDENCE else ", but the interval reaches 0"
+        held = "not significant" if score.p_holm >= 1 - stats.CONFIDENCE else "significant"
+        return f"{name} is {ahead} points ahead of zero-shot, which is {held}{over}.", sure
     open_race = [row for row in ranked if row.behind and certainty(row.behind.versus, row.behind.p_holm) != "clear"]
     if open_race:
         rival = max(open_race, key=lambda row: row.scores[AVERAGE].mean or 0.0)
@@ -140,14 +163,9 @@ def _size(table: Table, row: Row) -> tuple[tuple[str, str], ...]:
         f"accuracy, {f'the average over {tasks} tasks' if tasks > 1 else 'on the one task there is'}."
         + (f" The best of {methods} methods." if methods > 1 else "")
     )
-    p, sure = f"Holm-corrected p {_p(score.p_holm)}", certainty(score.versus, score.p_holm)
-    zero = tenths(score.versus.interval.low) <= 0 <= tenths(score.versus.interval.high)
-    noise = {
-        "clear": f"No. {p}, and the interval leaves out 0.",
-        "weak": f"Hard to say. {p}, but the interval {'reaches' if zero else 'leaves out'} 0.",
-        "noise": f"It may be. {p}, and the interval reaches 0.",
-    }[sure]
-    noise += _seeds(table, row)
+    begin = {"clear": "No", "weak": "Hard to say", "noise": "It may be"}[certainty(score.versus, score.p_holm)]
+    over = f" over {methods} methods" if methods > 1 else ""
+    noise = f"{begin}: {significance(score.versus, score.p_holm, over)}.{_seeds(table, row)}"
     return ("By how much", much), ("Is it noise?", noise)
 
 
@@ -166,7 +184,7 @@ def _remains(table: Table, row: Row) -> tuple[tuple[str, str], ...]:
             continue
         raw, control = row.scores[column.name].versus, controls[column.name]
         both = other.row(row.label).scores[column.name]
-        where = "" if column.name == AVERAGE else f" {ROLE_WORDS[column.name]}"
+        where = "" if column.name == AVERAGE else f" {_role(table, column.name)}"
         words = f"{kind}{where}: {signed(raw.difference)} over zero-shot" if raw else f"{kind}{where}"
         words += f"; against calibrated zero-shot {signed(control.versus.difference)}"
         words += f" {signed_interval(control.versus.interval)}"
@@ -186,7 +204,7 @@ def _seeds(table: Table, row: Row) -> str:
 
 def _where(table: Table, row: Row) -> tuple[tuple[str, str], ...]:
     roles = [column for column in table.columns if column.is_average and column.name in ROLES]
-    groups = [(ROLE_WORDS[column.name], row.scores[column.name]) for column in roles]
+    groups = [(_role(table, column.name), row.scores[column.name]) for column in roles]
     parts = [f"{name} {_change(score)}: {_sure(score)}" for name, score in groups if score.versus]
     facts = [("By task group", "\n".join(parts))] if parts else []
     known = [(column, row.scores[column.name]) for column in table.columns if not column.is_average]
@@ -214,10 +232,10 @@ def _next(ranked: list[Row]) -> tuple[tuple[str, str], ...]:
     if not behind:
         return ()
     row, gap = max(behind, key=lambda pair: pair[0].scores[AVERAGE].mean or 0.0)
-    sure = certainty(gap.versus, gap.p_holm)
+    pairs = f" over all pairs of {len(behind) + 1} methods" if len(behind) > 1 else ""
     text = (
         f"{display_name(row.label)} at {_mean(row)}; the lead over it is {_points(gap.versus)}, "
-        f"p {_p(gap.p_holm)}: {WORDS[sure]}."
+        f"{significance(gap.versus, gap.p_holm, pairs)}."
     )
     return (("Next best", text),)
 
@@ -249,7 +267,24 @@ def _cautions(table: Table) -> list[str]:
     if gaps:
         several = f"{len(gaps)} methods have" if len(gaps) > 1 else f"{gaps[0]} has"
         lines.append(f"{several} missing or failed cells, so no average, and no place in this ranking.")
+    lines += [*_less_than_published(table), *cautions(table)]
     return lines + overlap([record for _, record in group.records], group.clean)
+
+
+def _less_than_published(table: Table) -> list[str]:
+    """Name the methods that had less than their papers give them; what, and of how much, the notes below tables say."""
+    less = {
+        label
+        for label, record in table.group.records
+        if record["result"] is not None and record["result"].get("below_published")
+    }
+    names = [display_name(row.label) for row in table.rows if row.label in less]
+    return [f"Less than the published budget: {', '.join(names)}. No verdict on them at their own."] if names else []
+
+
+def _role(table: Table, role: str) -> str:
+    words = _GROUPS if table.group.protocol == "in_task" else _DOMAINS
+    return words.get(role, "open-ended tasks")
 
 
 def _change(score: Score) -> str:

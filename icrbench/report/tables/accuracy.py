@@ -6,7 +6,7 @@ from dataclasses import replace
 from icrbench import method_spec
 from icrbench.data.find_tasks import get_tasks
 from icrbench.experiments import Experiment
-from icrbench.report.leaderboard import AVERAGE, PAPER, ROLES, Column, Row, Score, Table, accuracies
+from icrbench.report.leaderboard import AVERAGE, PAPER, ROLES, Column, Row, Score, Table, accuracies, role_titles
 from icrbench.report.notes import failures, notes
 from icrbench.report.outcomes import Calibration, Outcomes
 from icrbench.report.tables.row_selection import Selection, place, row_notes
@@ -19,7 +19,7 @@ from icrbench.report.text.render import accuracy
 
 def accuracy_table(selection: Selection, outcomes: Outcomes, calibrate: Calibration = "none") -> Table:
     """Scores of the rows, in the experiment's order; a row without records is there and has none."""
-    columns = _columns(selection.experiment)
+    columns = _columns(selection.experiment, selection.group.protocol)
     rows = accuracies(selection.group, outcomes, columns, calibrate)
     own = {label for _, label in selection.rows}
     records = tuple((label, record) for label, record in selection.group.records if label in own)
@@ -39,13 +39,16 @@ def every_row(selection: Selection, rows: Mapping[str, Row], columns: Sequence[C
     )
 
 
-def _columns(experiment: Experiment) -> tuple[Column, ...]:
+def _columns(experiment: Experiment, protocol: str) -> tuple[Column, ...]:
     tasks = {task.name: task for task in get_tasks(experiment.tasks, None) if task.name in PAPER}
     order = sorted(tasks, key=PAPER.index)
     average = Column(AVERAGE, "Average", tuple(order), True)
     if experiment.columns == "roles":
         by_role = {role: tuple(name for name in order if tasks[name].role == role) for role in ROLES}
-        return (*(Column(role, ROLES[role], names, True) for role, names in by_role.items() if names), average)
+        return (
+            *(Column(role, role_titles(protocol)[role], names, True) for role, names in by_role.items() if names),
+            average,
+        )
     return (*(Column(name, tasks[name].title, (name,), False) for name in order), average)
 
 
