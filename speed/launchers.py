@@ -21,7 +21,7 @@ from tabulate import tabulate
 
 from icrbench.launch.board import Board, Piece
 from icrbench.launch.drive import Driver
-from icrbench.launch.station import Order, Report
+from icrbench.launch.messages import Order, Report
 
 TASKS = "sst2,mr,sst5,trec"
 SEEDS = ",".join(map(str, range(10)))  # of few-shot: with four tasks 40 units
@@ -32,6 +32,7 @@ class EmptySeat:
 
     where = "nowhere"
     alive = True
+    ready = True
 
     def __init__(self) -> None:
         self._said: list[Report] = []

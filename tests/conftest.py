@@ -42,6 +42,7 @@ SLOW = [
     "test_python",
     "test_python_docs",
     "test_quantised",
+    "test_ray",
     "test_runner",
     "test_sensitivity",
     "test_slurm",

@@ -19,7 +19,7 @@ from icrbench.launch import run as launching
 from icrbench.launch.board import Board, Piece
 from icrbench.launch.devices import VISIBLE, environments, gpus
 from icrbench.launch.local import LocalEngine, LocalSeat
-from icrbench.launch.station import Order
+from icrbench.launch.messages import Order
 from icrbench.runner.recorder import Tally
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError

@@ -23,7 +23,9 @@ def add(commands: "Subcommands") -> None:
         help="leave out the prompts that calibration needs; the same run without this adds them",
     )
     launcher = parser.add_argument_group("on several processes or machines")
-    launcher.add_argument("--launcher", choices=["local", "slurm"], help="processes of this machine, or Slurm's jobs")
+    launcher.add_argument(
+        "--launcher", choices=["local", "ray", "slurm"], help="processes here, Ray's actors, or Slurm's jobs"
+    )
     launcher.add_argument("--workers", type=positive, help="how many at once (default: one a GPU, or for two cores)")
     launcher.add_argument(
         "--gpus-per-model", type=positive, default=1, help="GPUs a worker, its model spread over them"
@@ -33,6 +35,11 @@ def add(commands: "Subcommands") -> None:
         "--share",
         metavar="I/N",
         help="run the I-th of N parts that take about as long: one a job, for a scheduler or machines of your own",
+    )
+    launcher.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="of a Ray cluster: auto (default) for the one that this machine belongs to, local for one of its own",
     )
     launcher.add_argument(
         "--no-wait", dest="wait", action="store_false", help="with Slurm: submit, and do not stay to watch"
@@ -84,8 +91,18 @@ def _launch(options: argparse.Namespace) -> "Launch | None":
     asked = Slurm(options.slurm_partition, options.slurm_account, options.slurm_time, options.slurm_extra)
     if launcher != "slurm" and (asked != Slurm(extra=[]) or not options.wait):
         raise UserError("--no-wait and the options that begin with --slurm are for --launcher slurm: add it.")
+    if launcher != "ray" and options.ray_address is not None:
+        raise UserError("--ray-address is for --launcher ray: add it.")
     if launcher is None:
         return None
     if options.share is not None:
         raise UserError("--share is for runs without a launcher: leave out --launcher and --workers, or --share.")
-    return Launch(launcher, options.workers, options.gpus_per_model, options.retries, options.wait, asked)
+    return Launch(
+        launcher,
+        options.workers,
+        options.gpus_per_model,
+        options.retries,
+        options.wait,
+        options.ray_address or "auto",
+        asked,
+    )

@@ -91,6 +91,11 @@ class Board:
         return self._open == 0
 
     @property
+    def ready(self) -> int:
+        """How many pieces could be begun now."""
+        return sum(map(len, self._queues.values()))
+
+    @property
     def lost(self) -> list[Entry]:
         """The pieces that could not be had."""
         return [entry for entry in self.entries if entry.state == "lost"]

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from icrbench.launch.board import Board, Piece
-from icrbench.launch.station import Order, Report
+from icrbench.launch.messages import Order, Report
 from icrbench.runner.recorder import Tally
 from icrbench.util.errors import UserError
 
 HANGS = 600.0  # seconds without any processor time after which a worker is given up
+ROOM = 1800.0  # seconds that the first worker may wait for room, and any, when no other is left
 CLOSING = 600.0  # seconds that the last look at all weights may take
 IDLE = 0.05  # seconds between two rounds in which nothing happened
 
@@ -23,6 +24,14 @@ class Seat(Protocol):
     """
 
     where: str
+
+    @property
+    def ready(self) -> bool:
+        """Whether the worker has begun, and can be given a piece.
+
+        Raises:
+            UserError: if it cannot begin where it is, and neither could others.
+        """
 
     def send(self, order: Order) -> None:
         """Give the worker a piece."""
@@ -65,6 +74,7 @@ class Driver:
         tell: takes lines for people.
         watch: called every round.
         hangs: seconds of stillness after which a worker is given up.
+        room: seconds for which no worker may be there at all.
     """
 
     board: Board
@@ -73,6 +83,7 @@ class Driver:
     tell: Callable[[str], None]
     watch: Callable[[], None] = lambda: None
     hangs: float = HANGS
+    room: float = ROOM
     seats: dict[int, Seat] = field(init=False, default_factory=dict)
     busy: dict[int, Piece] = field(init=False, default_factory=dict)
     spoilt: list[str] = field(init=False, default_factory=list)
@@ -81,10 +92,11 @@ class Driver:
         """Do all there is to do; afterwards no worker is left, whatever happened.
 
         Raises:
-            UserError: if workers end again and again without getting anything done.
+            UserError: if workers end again and again without getting anything done, or find no room.
         """
         self._models: dict[int, int] = {}
         self._fruitless = 0  # workers lost since one has last ended a piece
+        self._manned = time.monotonic()  # when a worker was there last
         try:
             while not self.board.finished:
                 moved = self._round(time.monotonic())
@@ -103,6 +115,10 @@ class Driver:
         for worker in range(self.workers):
             if worker not in self.busy and self._give(worker, now):
                 moved = True
+        if self.busy:
+            self._manned = now
+        elif now - self._manned > self.room:
+            raise UserError(f"no worker has found room for {self.room:.0f} s: see what else is at work there.")
         return moved
 
     def _hear(self, worker: int, now: float) -> bool:
@@ -154,11 +170,15 @@ class Driver:
         )
 
     def _give(self, worker: int, now: float) -> bool:
+        if worker not in self.seats:
+            if len(self.seats) - len(self.busy) >= self.board.ready:  # who is there, or about to be, suffices
+                return False
+            self.seats[worker] = self.engine.start(worker)
+        if not self.seats[worker].ready:
+            return False
         piece = self.board.take(self._models.get(worker), now)
         if piece is None:
             return False
-        if worker not in self.seats:
-            self.seats[worker] = self.engine.start(worker)
         self._models[worker] = piece.model
         self.busy[worker] = piece
         self.seats[worker].send(
@@ -174,10 +194,10 @@ class Driver:
 
     def _close(self) -> None:
         """Let every worker look at its model once more, and hear what it says."""
-        for seat in self.seats.values():
+        open_seats = {worker: seat for worker, seat in self.seats.items() if seat.ready}
+        for seat in open_seats.values():
             seat.close()
         until = time.monotonic() + CLOSING
-        open_seats = dict(self.seats)
         while open_seats and time.monotonic() < until:
             for worker, seat in list(open_seats.items()):
                 alive, _ = self._listen(worker, seat, time.monotonic())

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import psutil
 
-from icrbench.launch.station import Order, Report
+from icrbench.launch.messages import Order, Report
 
 
 class LocalEngine:
@@ -34,9 +34,18 @@ class LocalEngine:
 
 
 class LocalSeat:
-    """A worker process, from the driver's side."""
+    """A worker process, from the driver's side.
 
-    def __init__(self, arguments: Mapping[str, Any], environment: Mapping[str, str], log: Path) -> None:
+    Args:
+        arguments: of `Request.build`, as JSON can hold them.
+        environment: variables, beside those of this process.
+        log: file to which the worker's output is appended.
+        folder: that the process works in; None for the current one.
+    """
+
+    def __init__(
+        self, arguments: Mapping[str, Any], environment: Mapping[str, str], log: Path, folder: Path | None = None
+    ) -> None:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         with log.open("ab") as file:
@@ -47,6 +56,7 @@ class LocalSeat:
                 stderr=file,
                 pass_fds=[writing],
                 env={**os.environ, **environment},
+                cwd=folder,
                 start_new_session=True,  # Ctrl-C is the driver's
             )
         os.close(writing)
@@ -57,6 +67,11 @@ class LocalSeat:
         self._moved = time.monotonic()
         self.where = f"process {self._process.pid}"
         self._send(arguments)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes orders: from the start, since its input keeps them."""
+        return True
 
     def send(self, order: Order) -> None:
         """Give the worker a piece."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from icrbench.launch.devices import VISIBLE, environments, gpus
 from icrbench.launch.how import Launch
+from icrbench.launch.on_ray import cluster, places
 from icrbench.launch.on_slurm import SlurmRun
 from icrbench.protocol import Datasets
 from icrbench.runner.estimate import Costs, seconds_per_token
@@ -34,6 +35,13 @@ def print_launch(request: Request, arguments: Mapping[str, Any], how: Launch) ->
         print(f"{tasks} tasks of a job array; {run.resources}")
         print(f"the longest takes {_longest(units, models, datasets, tasks)} if its node is as fast as this machine")
         print(f"\n{run.script}", end="")
+        return
+    if how.launcher == "ray":
+        with cluster(how.ray_address) as nodes:
+            found = places(nodes, how.workers, how.gpus_per_model, request.device)
+        print(f"{found}; nodes of the Ray cluster: {len(nodes)}")
+        longest = _longest(units, models, datasets, found.workers)
+        print(f"the longest takes {longest} if its node is as fast as this machine")
         return
     each = environments(how.workers, how.gpus_per_model, request.device, gpus())
     on_gpus = bool(each[0][VISIBLE])

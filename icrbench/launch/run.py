@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from icrbench.launch import drive
@@ -11,15 +12,16 @@ from icrbench.launch.devices import environments, gpus
 from icrbench.launch.drive import Driver, Engine
 from icrbench.launch.how import Launch
 from icrbench.launch.local import LocalEngine
+from icrbench.launch.on_ray import RayEngine, cluster, places
 from icrbench.launch.on_slurm import SlurmRun
 from icrbench.launch.pieces import cut
 from icrbench.launch.station import to_json
 from icrbench.runner.plan import plan
 from icrbench.runner.request import Request
 from icrbench.runner.run import prepared
-from icrbench.runner.standing import FOLDER, Progress, Reporter
+from icrbench.runner.standing import FOLDER, Progress, Reporter, path_of
 from icrbench.util.errors import UserError
-from icrbench.util.progress import say
+from icrbench.util.progress import note, say
 
 SHOWN = 5  # pieces named in a sentence
 
@@ -46,25 +48,34 @@ def launch(request: Request, arguments: Mapping[str, Any], how: Launch, *, quiet
         return slurm_run.watch(quiet=quiet) if how.wait else slurm_run.leave()
     board = Board(cut(units, models, datasets), how.retries)
     cells = sum(len(unit.cells) for unit in units) * len(models)
-    engine, workers = _engine(arguments, request, how)
-    driver = Driver(board, engine, workers, _numbered(cells), hangs=drive.HANGS)
-    reporter = Reporter(
-        request.out, request.command, lambda: _look(driver, cells), lines=not quiet and not sys.stderr.isatty()
-    )
-    driver.watch = reporter.update
-    try:
-        driver.run()
-    finally:
-        reporter.update(over=True)
+    with _engine(arguments, request, how) as (engine, workers):
+        driver = Driver(board, engine, workers, _numbered(cells), hangs=drive.HANGS)
+        reporter = Reporter(
+            request.out, request.command, lambda: _look(driver, cells), lines=not quiet and not sys.stderr.isatty()
+        )
+        reporter.update()
+        driver.watch = reporter.update
+        try:
+            driver.run()
+        finally:
+            reporter.update(over=True)
     return _close(driver, cells, request)
 
 
-def _engine(arguments: Mapping[str, Any], request: Request, how: Launch) -> tuple[Engine, int]:
+@contextmanager
+def _engine(arguments: Mapping[str, Any], request: Request, how: Launch) -> Iterator[tuple[Engine, int]]:
     spread = {"device_map": "auto"} if how.gpus_per_model > 1 and request.device_map is None else {}
+    sent = to_json({**arguments, **spread})
     logs = request.out / FOLDER
     logs.mkdir(parents=True, exist_ok=True)
-    each = environments(how.workers, how.gpus_per_model, request.device, gpus())
-    return LocalEngine(to_json({**arguments, **spread}), each, logs), len(each)
+    if how.launcher == "ray":
+        with cluster(how.ray_address) as nodes:
+            found = places(nodes, how.workers, how.gpus_per_model, request.device)
+            note(f"Ray cluster of {len(nodes)} nodes: {found}.")
+            yield RayEngine(sent, found, logs, path_of(request.out)), found.workers
+    else:
+        each = environments(how.workers, how.gpus_per_model, request.device, gpus())
+        yield LocalEngine(sent, each, logs), len(each)
 
 
 def _numbered(cells: int) -> Callable[[str], None]:

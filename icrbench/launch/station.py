@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
+from icrbench.launch.messages import Order, Report
 from icrbench.runner.plan import Unit, plan
 from icrbench.runner.recorder import Recorder
 from icrbench.runner.request import PATHS, Request
@@ -12,31 +13,6 @@ from icrbench.runner.run import recorder_of, verify, work
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError
 from icrbench.util.progress import say
-
-
-class Order(TypedDict):
-    """A piece, as it is sent to a worker: see `icrbench.launch.board.Piece`."""
-
-    number: int
-    model: int
-    unit: int
-    cells: list[int]
-    fit: bool
-
-
-class Report(TypedDict, total=False):
-    """What a worker says.
-
-    ``ended`` is the number of a piece, with the ``counts`` of its cells (a `Tally`), or ``refused``, why its model
-    cannot be had. ``line`` is for people. ``spoilt`` is said when all is done and the weights were found changed: no
-    cell that this worker has computed is kept.
-    """
-
-    ended: int
-    counts: dict[str, int]
-    refused: str
-    line: str
-    spoilt: str
 
 
 class Station:

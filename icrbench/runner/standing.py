@@ -89,7 +89,7 @@ class Reporter:
     def __init__(
         self, folder: Path, command: str, look: Callable[[], Progress], *, lines: bool, share: bool = False
     ) -> None:
-        self._path = folder / FOLDER / f"{platform.node()}-{os.getpid()}.json"
+        self._path = path_of(folder)
         self._command = command
         self._look = look
         self._lines = lines
@@ -140,12 +140,17 @@ class Reporter:
                 self.update(over=True)
 
 
+def path_of(folder: Path) -> Path:
+    """Return where this process writes how its run stands."""
+    return folder / FOLDER / f"{platform.node()}-{os.getpid()}.json"
+
+
 def standings(folder: Path) -> list[Standing]:
     """Return how the runs of a results folder stand, the latest last; what cannot be read is left out."""
     found = []
-    for path in (folder / FOLDER).glob("*.json"):
+    for file in (folder / FOLDER).glob("*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            content = cast(Standing, json.loads(path.read_bytes()))
+            content = cast(Standing, json.loads(file.read_bytes()))
             float(content["updated"])
             found.append(content)
     return sorted(found, key=lambda own: own["updated"])
