@@ -1,5 +1,7 @@
 """How a run stands: the line a minute in a log, and the file that `icrbench status` reads."""
 
+import os
+import platform
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,17 @@ def test_a_share_forgets_what_itself_has_left_and_nothing_of_the_others(
     ]
     Reporter(tmp_path, "icrbench run", lambda: PROGRESS, lines=False)
     assert standings(tmp_path) == []
+
+
+def test_what_a_killed_run_has_half_written_is_removed(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    dead, alive = (logs / f".h-1.json~{platform.node()}~{pid}~ab.partial" for pid in (999999999, os.getpid()))
+    for file in (dead, alive):
+        file.write_text("{")
+    Reporter(tmp_path, "icrbench run", lambda: PROGRESS, lines=False)
+    assert not dead.exists()
+    assert alive.exists()
 
 
 def test_a_bar_counts_where_it_is_not_shown() -> None:

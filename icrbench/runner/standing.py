@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypedDict, cast
 
-from icrbench.util.files import gone, write_atomic
+from icrbench.util.files import gone, remove_abandoned, write_atomic
 from icrbench.util.progress import duration, note
 
 FOLDER = "logs"
@@ -96,6 +96,7 @@ class Reporter:
         self._started = time.time()
         self._written = 0.0
         self._said = self._started
+        remove_abandoned(folder / FOLDER)
         _forget_finished(folder, command if share else None)
 
     def update(self, *, over: bool = False) -> None:
