@@ -21,6 +21,7 @@ _HOMES = {"leaderboard": "results", "load_fit": "fit", "results": "results", "ru
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'icrbench' has no attribute '{name}'")
+    import_module("icrbench.util.chatty").quieten()
     return getattr(import_module(f"icrbench.api.{_HOMES[name]}"), name)
 
 

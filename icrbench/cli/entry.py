@@ -1,7 +1,6 @@
 """From the words of a command line to a command, and from its errors to an exit code."""
 
 import argparse
-import logging
 import os
 import shlex
 import signal
@@ -18,10 +17,9 @@ from icrbench import __version__
 from icrbench.cli import analyse, compare, demo, explain, export, lm_eval, new, push, report, run, status
 from icrbench.cli import list as listing
 from icrbench.cli.options import Parser, one_line
+from icrbench.util.chatty import quieten
 from icrbench.util.errors import UserError
 
-CHATTY = ("bitsandbytes", "torch.utils._pytree", "torchao")
-"""Loggers that tell which parts for GPUs are missing, whenever transformers imports what it finds installed."""
 INTERRUPTED = 2  # like any run that did not do what was asked; what is finished is kept
 COMMANDS = (run, status, analyse, explain, listing, report, compare, export, push, lm_eval, new, demo)
 """Modules, each with ``add(commands)``: makes the command's parser and sets its ``command``."""
@@ -30,8 +28,7 @@ COMMANDS = (run, status, analyse, explain, listing, report, compare, export, pus
 def run_command(arguments: Sequence[str]) -> int:
     """Run a command; returns its exit code, as `icrbench.cli.main` says."""
     options = _parse(arguments)
-    for name in CHATTY:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    quieten()
     with _orderly_end(), warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
