@@ -36,6 +36,8 @@ def _moved(table: Table) -> list[str]:
     tasks = table.columns[-1].tasks
     if not rows or base is None or base.scores[AVERAGE].mean is None or len(tasks) < 2:
         return []
+    if not base.scores.keys() >= set(tasks):  # a table of averages alone
+        return []
     sizes = {task: base.scores[task].rows or 0 for task in tasks}
     best = max(rows, key=lambda row: _gain(row, base, tasks))
     found = []
