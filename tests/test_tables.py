@@ -18,7 +18,8 @@ from icrbench.experiments import experiments
 from icrbench.registry import make_method
 from icrbench.report.leaderboard import PAPER, leaderboards
 from icrbench.report.tables import write_tables
-from icrbench.report.text.latex import escape_latex
+from icrbench.report.text.grid import Entry, Grid
+from icrbench.report.text.latex import escape_latex, floats
 from icrbench.report.text.render import latex
 from icrbench.runner.presets import preset
 from icrbench.store.store import Store
@@ -397,3 +398,10 @@ def test_seventeen_methods_fit_the_page(store: Store, tmp_path: Path) -> None:
 def test_no_text_escapes_escaping() -> None:
     assert escape_latex("a_b 50% --x [y] 你 é\n") == r"a\_b 50\% -{}-x {[}y{]} \texttt{U+4F60} \'{e} "
     assert escape_latex("---") == "-{}-{}-"
+
+
+def test_latex_notes_stand_outside_the_caption() -> None:
+    text = "\n".join(floats(Grid("", ("method", "a"), ((Entry("icr"), Entry("1")),)), "Title", "A note."))
+    assert text.startswith(r"\begin{table*}[tp]")
+    assert r"\caption{Title.}" in text
+    assert text.index(r"\caption{Title.}") < text.index("A note.") < text.index(r"\end{table*}")

@@ -25,7 +25,7 @@ def floats(grid: Grid, caption: str, notes: str = "", label: str = "") -> list[s
     Args:
         grid: what to print.
         caption: LaTeX, without a full stop.
-        notes: LaTeX, goes on the first float's caption.
+        notes: LaTeX, stands below the first float's caption.
         label: for ``\ref`` to the first float; none if empty.
     """
     tabulars = [rf"\fittedtable{{{latex_grid(part)}}}" for part in blocks(grid, _PAGE)]
@@ -35,11 +35,12 @@ def floats(grid: Grid, caption: str, notes: str = "", label: str = "") -> list[s
     for number, page in enumerate(pages, 1):
         where = f" ({number} of {len(pages)})" if len(pages) > 1 else ""
         lines += [
-            r"\begin{table*}[p]",
+            r"\begin{table*}[tp]",
             r"\centering\scriptsize\setlength{\tabcolsep}{2.5pt}",
             "\n\\par\\medskip\n".join(page),
-            rf"\caption{{{caption}{where}.{f' {notes}' if number == 1 and notes else ''}}}",
+            rf"\caption{{{caption}{where}.}}",
             *([rf"\label{{{label}}}"] if number == 1 and label else []),
+            *([rf"\par\medskip{{\raggedright {notes}\par}}"] if number == 1 and notes else []),
             r"\end{table*}",
             "",
         ]
