@@ -32,11 +32,12 @@ def fit(
     names: Sequence[str] = ("sst2",),
     target: str | None = "sst2",
     seed: int = 0,
+    workspace: Path = Path("unused"),
     **settings: Any,
 ) -> Any:
-    """A method fitted on demonstration rows."""
+    """A method fitted on demonstration rows; one that keeps parts of a fit needs a workspace."""
     backbone = tiny_backbone("llama") if backbone is None else backbone
-    data = FitData(pools(*names), target, Path("unused"))
+    data = FitData(pools(*names), target, workspace)
     return make_method(name, settings).fit(backbone, data, Randomness(seed))
 
 

@@ -175,10 +175,10 @@ def test_every_code_and_scale_is_in_the_fingerprint(kind: str, tmp_path: Path) -
         *((kind, name) for kind in KINDS[1:] for name in sorted(set(ROWS) & SOME) if kind != "torchao folder"),
     ],
 )
-def test_methods_on_quantised_models(kind: str, name: str) -> None:
+def test_methods_on_quantised_models(kind: str, name: str, tmp_path: Path) -> None:
     """Every method fits and scores; a batch gives what each row gives alone, and strength 0 is zero-shot."""
     own, row = backbone(kind), ROWS[name]
-    fitted = fit(name, own, **{"scope": "task", **row.settings} if "scope" in row.settings else row.settings)
+    fitted = fit(name, own, workspace=tmp_path, **row.settings)
     questions = zero_shot_questions(own)
     together = logits(own, fitted, questions)
     assert together.isfinite().all()
