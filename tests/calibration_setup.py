@@ -26,7 +26,8 @@ def cell(
     """Write one cell, and its priors where there are some; returns its key."""
     predicted = [max(range(len(own)), key=own.__getitem__) for own in logits]
     correct = [own == right for own, right in zip(predicted, gold, strict=True)]
-    made = record(task, label, seed, correct, **more)
+    # in_task: under paper a task out of domain has no inputs to take a prior from
+    made = record(task, label, seed, correct, **{"protocol": "in_task", **more})
     rows = [
         {
             "example_id": f"{task}/test/{number}",
