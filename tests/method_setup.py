@@ -123,6 +123,7 @@ def logits(backbone: Backbone, fitted: Fitted | None, questions: Sequence[Questi
 # stream is the last thing computed before the addition.
 _MODULES = {
     "gemma3": ("model.layers", "post_attention_layernorm", "post_feedforward_layernorm", "model.norm"),
+    "olmo2": ("model.layers", "post_attention_layernorm", "post_feedforward_layernorm", "model.norm"),
     "gpt2": ("transformer.h", "attn", "mlp", "transformer.ln_f"),
     "gpt_neox": ("gpt_neox.layers", "attention", "mlp", "gpt_neox.final_layer_norm"),
 }

@@ -30,8 +30,11 @@ HEADS = {
     "gpt_neox": (6, 6, 8),
     "llama": (6, 2, 8),
     "mistral": (6, 2, 8),
+    "olmo2": (6, 2, 8),
+    "phi3": (6, 2, 8),
     "qwen2": (6, 2, 8),
     "qwen3": (6, 2, 16),
+    "qwen3_moe": (6, 2, 16),
 }
 
 
@@ -48,7 +51,7 @@ def window(family: str, layer: int) -> int | None:
         return 16 if layer < 5 else None
     if family == "qwen2":
         return 20 if layer >= 3 else None
-    return 24 if family == "mistral" else None
+    return {"mistral": 24, "phi3": 22}.get(family)
 
 
 def projections(family: str, attention: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,12 +66,20 @@ def projections(family: str, attention: Any, hidden: Tensor) -> tuple[Tensor, Te
         rows_q = [start + i for start in first for i in range(width)]
         rows_k = [start + width + i for start in first for i in range(width)]
         query, key = (hidden @ weight[rows].T + bias[rows] for rows in (rows_q, rows_k))
+    elif family == "phi3":
+        joined = hidden @ attention.qkv_proj.weight.T
+        query, key = joined[..., : heads * width], joined[..., heads * width : (heads + kv_heads) * width]
     else:
         query, key = hidden @ attention.q_proj.weight.T, hidden @ attention.k_proj.weight.T
         if family == "qwen2":
             query, key = query + attention.q_proj.bias, key + attention.k_proj.bias
+    if family == "olmo2":  # over all heads at once
+        query, key = (
+            x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
+            for x, norm in ((query, attention.q_norm), (key, attention.k_norm))
+        )
     query, key = query.unflatten(-1, (heads, width)), key.unflatten(-1, (kv_heads, width))
-    if family in ("qwen3", "gemma3"):
+    if family in ("qwen3", "qwen3_moe", "gemma3"):
         one = 1.0 if family == "gemma3" else 0.0
 
         def norm(x: Tensor, weight: Tensor) -> Tensor:

@@ -46,8 +46,14 @@ def raw_queries_and_keys(family: str, attention: Any, hidden: Tensor) -> tuple[T
         per_head = attention.query_key_value(hidden).view(*hidden.shape[:2], HEADS, 3 * head_dim(family))
         query, key, _ = per_head.split(head_dim(family), dim=3)
         return query.flatten(2), key.flatten(2)
+    if family == "phi3":
+        widths = [HEADS * head_dim(family), *2 * [kv_heads(family) * head_dim(family)]]
+        query, key, _ = attention.qkv_proj(hidden).split(widths, dim=2)
+        return query, key
     query, key = attention.q_proj(hidden), attention.k_proj(hidden)
-    if family in ("qwen3", "gemma3"):
+    if family == "olmo2":
+        return attention.q_norm(query), attention.k_norm(key)
+    if family in ("qwen3", "qwen3_moe", "gemma3"):
         query = attention.q_norm(query.unflatten(2, (HEADS, -1))).flatten(2)
         key = attention.k_norm(key.unflatten(2, (kv_heads(family), -1))).flatten(2)
     return query, key

@@ -12,9 +12,9 @@ from icrbench.backbone.attention import Position, queries_and_keys
 from icrbench.backbone.hooks import forward_hook
 from icrbench.util.errors import UserError
 from reference import HEADS, attentions, projections, rotate, scale
-from tiny import FAMILIES, LAYERS, tiny_backbone, tiny_model, tokenizer
+from tiny import EVERY_FAMILY, LAYERS, tiny_backbone, tiny_model, tokenizer
 
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", EVERY_FAMILY)
 
 
 def a_batch() -> Batch:
@@ -114,7 +114,7 @@ def test_parts_are_where_the_table_says(family: str) -> None:
 
 
 def test_every_entry_of_the_table_has_a_tiny_model() -> None:
-    assert set(ANATOMIES) == {tiny_backbone(family).model.config.model_type for family in FAMILIES}
+    assert set(ANATOMIES) == {tiny_backbone(family).model.config.model_type for family in EVERY_FAMILY}
 
 
 def test_an_unsupported_family_is_told_what_to_add() -> None:

@@ -13,12 +13,12 @@ from icrbench.backbone.attention import Position, extra_channels, queries_and_ke
 from icrbench.backbone.attention_kernel import ATTENTION_NAME, Channels
 from icrbench.backbone.batch import PaddingSide
 from reference import LowRank, low_rank, reference_logits, window
-from tiny import FAMILIES, LAYERS, WINDOWED, tiny_backbone, tiny_model
+from tiny import EVERY_FAMILY, LAYERS, WINDOWED, tiny_backbone, tiny_model
 
 LENGTHS = (40, 23, 31)  # the longest is longer than every window
 POSITIONS: tuple[Position, ...] = ("pre_rope", "post_rope")
 
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", EVERY_FAMILY)
 positions = pytest.mark.parametrize("position", POSITIONS)
 
 

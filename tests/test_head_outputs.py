@@ -12,7 +12,7 @@ from icrbench.backbone import Batch, make_batch
 from icrbench.backbone.head_outputs import HeadOutputs, changed_heads, log_normaliser
 from icrbench.backbone.prefix import expanded, prefix_cache
 from slow_attention import Reference, softmax_scale
-from tiny import FAMILIES, tiny_backbone
+from tiny import EVERY_FAMILY, tiny_backbone
 
 
 def close(found: Tensor, wanted: Tensor) -> None:
@@ -48,7 +48,7 @@ def wanted(family: str, batch: Batch) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_normalisers_are_those_of_the_keys_that_attention_sees(family: str, padding: str) -> None:
     batch = some_batch(padding=padding)
     real = batch.attention_mask.bool()
@@ -56,14 +56,14 @@ def test_normalisers_are_those_of_the_keys_that_attention_sees(family: str, padd
         close(own.log_normaliser[real].double(), other[real])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_one_full_row_needs_no_mask(family: str) -> None:
     batch = some_batch((12,))  # shorter than all windows: the library then makes no mask
     for own, other in zip(seen(family, batch), wanted(family, batch), strict=True):
         close(own.log_normaliser.double(), other)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_a_cache_changes_nothing(family: str) -> None:
     whole = some_batch((40,))
     tokens = whole.input_ids[0].tolist()
@@ -76,7 +76,7 @@ def test_a_cache_changes_nothing(family: str) -> None:
             close(getattr(own, name), getattr(other, name)[:, 30:])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_decoding_one_token_changes_nothing(family: str) -> None:
     whole = some_batch((40,))
     tokens = whole.input_ids[0].tolist()
@@ -90,7 +90,7 @@ def test_decoding_one_token_changes_nothing(family: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_heads_left_as_they_are_leave_the_model_as_it_is(family: str, dtype: torch.dtype) -> None:
     backbone, batch = tiny_backbone(family, dtype), some_batch()
     with torch.no_grad():

@@ -13,11 +13,11 @@ from icrbench.backbone.prefix import expanded, prefix_cache
 from icrbench.backbone.virtual import attending, virtual_tokens
 from reference import low_rank
 from slow_attention import Reference, Term
-from tiny import FAMILIES, LAYERS, tiny_backbone
+from tiny import EVERY_FAMILY, LAYERS, tiny_backbone
 
 LENGTH = 40  # longer than every window
 
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", EVERY_FAMILY)
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ from icrbench.backbone.last_token import last_tokens
 from icrbench.backbone.prefix import prompt_batches
 from icrbench.backbone.sites import Site
 from icrbench.backbone.steering import steered
-from tiny import FAMILIES, tiny_backbone
+from tiny import EVERY_FAMILY, tiny_backbone
 
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", EVERY_FAMILY)
 
 
 def sequences(*lengths: int, seed: int = 3) -> list[tuple[int, ...]]:

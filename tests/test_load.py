@@ -15,7 +15,7 @@ from icrbench.backbone.load import default_dtype, load_backbone
 from icrbench.model_names import check_model, local_source
 from icrbench.util.cache import hash_files
 from icrbench.util.errors import UserError
-from tiny import FAMILIES, tiny_model, tokenizer
+from tiny import EVERY_FAMILY, tiny_model, tokenizer
 
 Saved = Callable[..., Path]
 
@@ -44,7 +44,7 @@ def logits(backbone: Backbone) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_a_folder_gives_back_what_was_saved(family: str, saved: Saved) -> None:
     folder = saved(family)
     backbone = load_backbone(str(folder), device="cpu")
@@ -141,9 +141,16 @@ def change_config(folder: Path, **changes: object) -> None:
 
 def test_an_unsupported_family_is_told_before_its_weights_are_read(saved: Saved) -> None:
     folder = saved()
-    change_config(folder, model_type="phi3")
+    change_config(folder, model_type="gemma")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"model family 'phi3' is not supported: add an entry .* gpt_neox, llama"):
+    with pytest.raises(UserError, match=r"model family 'gemma' is not supported: add an entry .* gpt_neox, llama"):
+        load_backbone(str(folder))
+
+
+def test_a_family_that_caps_its_attention_is_refused_with_the_reason(saved: Saved) -> None:
+    folder = saved()
+    change_config(folder, model_type="gemma2")
+    with pytest.raises(UserError, match=r"model family 'gemma2' is not supported: it caps its attention logits"):
         load_backbone(str(folder))
 
 

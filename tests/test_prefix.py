@@ -3,7 +3,7 @@ import torch
 
 from icrbench.backbone import make_batch
 from icrbench.backbone.prefix import SHORTEST_PREFIX, expanded, prefix_cache, shared_prefix
-from tiny import FAMILIES, WINDOWED, tiny_backbone
+from tiny import EVERY_FAMILY, WINDOWED, tiny_backbone
 
 LONG = tuple(range(40))
 
@@ -27,7 +27,7 @@ def test_short_prefixes_are_not_worth_it() -> None:
     assert shared_prefix([(1, 2), (3, 4)]) == 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 @pytest.mark.parametrize("length", [10, 50])
 def test_a_cached_prefix_is_the_whole_sequence(family: str, length: int) -> None:
     """Also where the prefix is longer than the windows, and the rest too."""

@@ -7,9 +7,9 @@ from torch import Tensor
 from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.sites import Point, Site, captured, edited, output_weight
 from icrbench.backbone.steering import steered
-from tiny import FAMILIES, LAYERS, tiny_backbone
+from tiny import EVERY_FAMILY, LAYERS, tiny_backbone
 
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", EVERY_FAMILY)
 POINTS: tuple[Point, ...] = ("heads", "attention", "mlp", "block")
 EVERYWHERE = [Site(point, layer) for point in POINTS for layer in range(LAYERS)]
 

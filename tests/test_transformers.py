@@ -11,9 +11,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from reference import HEADS, attentions, scale, window
-from tiny import FAMILIES, LAYERS, WINDOWED, tiny_model
+from tiny import EVERY_FAMILY, LAYERS, WINDOWED, tiny_model
 
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", EVERY_FAMILY)
 Call = dict[str, Any]
 
 

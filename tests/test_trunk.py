@@ -9,9 +9,9 @@ from icrbench.backbone.attention import extra_channels
 from icrbench.backbone.batch import PaddingSide
 from icrbench.backbone.trunk import captured_input, continue_from, trunk_states
 from reference import low_rank
-from tiny import FAMILIES, LAYERS, tiny_backbone, tiny_model
+from tiny import EVERY_FAMILY, LAYERS, tiny_backbone, tiny_model
 
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", EVERY_FAMILY)
 
 
 def a_batch(padding: PaddingSide = "right", lengths: tuple[int, ...] = (30, 19, 25), seed: int = 3) -> Batch:

@@ -9,10 +9,10 @@ from transformers import DynamicCache
 
 from icrbench.backbone import Backbone, Batch, make_batch
 from icrbench.backbone.virtual import Virtual, attending, virtual_embeddings, virtual_tokens
-from tiny import FAMILIES, WINDOWED, tiny_backbone
+from tiny import EVERY_FAMILY, WINDOWED, tiny_backbone
 
 ENDS = [30, 3, 11]
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", EVERY_FAMILY)
 
 
 def tokens(length: int, seed: int) -> list[int]:

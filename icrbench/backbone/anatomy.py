@@ -64,6 +64,17 @@ def _block_split(part: int) -> Reader:
     return read
 
 
+def _grouped_split(part: int) -> Reader:
+    """Phi-3: one projection holding the queries of all heads, then the fewer keys, then the values."""
+
+    def read(output: Tensor, dims: Dimensions) -> Tensor:
+        widths = [heads * dims.head_dim for heads in (dims.heads, dims.kv_heads, dims.kv_heads)]
+        parts: tuple[Tensor, ...] = output.split(widths, dim=-1)
+        return parts[part]
+
+    return read
+
+
 def _interleaved_split(part: int) -> Reader:
     """GPT-NeoX: one projection holding (query, key, value) of head 0, then of head 1, and so on."""
 
@@ -93,9 +104,10 @@ class Anatomy:
         output: the attention's output projection, from the attention; its input is the concatenated heads.
         final_norm: the norm before the output head, from the text decoder.
         attention_norm, mlp_norm: from a block, the norm through which what attention and the feed-forward part compute
-            goes before it is added to the residual stream, in families that have one (Gemma 3).
+            goes before it is added to the residual stream, in families that have one (Gemma 3, OLMo 2).
         inputs: the projections that make queries, keys and values, from the attention; one where they are fused.
-        feed_forward: the projections of the feed-forward part, from it.
+        feed_forward: the projections of the feed-forward part, from it; none in mixtures of experts, which keep the
+            weights of all experts in one tensor.
         query, key: the last projections before rotary embedding, after any q/k normalisation, from the attention.
         cache_argument: the keyword by which the attention takes its key/value cache.
     """
@@ -137,6 +149,38 @@ ANATOMIES: dict[str, Anatomy] = {
         query=Tap("q_norm", _heads_last),
         key=Tap("k_norm", _heads_last),
     ),
+    "qwen3_moe": Anatomy(
+        blocks="layers",
+        attention="self_attn",
+        mlp="mlp",
+        output="o_proj",
+        final_norm="norm",
+        query=Tap("q_norm", _heads_last),
+        key=Tap("k_norm", _heads_last),
+        feed_forward=(),
+    ),
+    "olmo2": Anatomy(
+        blocks="layers",
+        attention="self_attn",
+        mlp="mlp",
+        output="o_proj",
+        final_norm="norm",
+        query=Tap("q_norm", _flat),
+        key=Tap("k_norm", _flat),
+        attention_norm="post_attention_layernorm",
+        mlp_norm="post_feedforward_layernorm",
+    ),
+    "phi3": Anatomy(
+        blocks="layers",
+        attention="self_attn",
+        mlp="mlp",
+        output="o_proj",
+        final_norm="norm",
+        query=Tap("qkv_proj", _grouped_split(0)),
+        key=Tap("qkv_proj", _grouped_split(1)),
+        inputs=("qkv_proj",),
+        feed_forward=("gate_up_proj", "down_proj"),
+    ),
     "gemma3_text": Anatomy(
         blocks="layers",
         attention="self_attn",
@@ -174,6 +218,12 @@ ANATOMIES: dict[str, Anatomy] = {
 }
 
 
+OUT_OF_REACH = {
+    "gemma2": "it caps its attention logits, which torch's fused attention, that methods here run on, cannot",
+}
+"""Families that an entry would not suffice for, and why."""
+
+
 def anatomy_of(config: Any) -> Anatomy:
     """Return the table entry of a model's family, from its configuration.
 
@@ -181,6 +231,8 @@ def anatomy_of(config: Any) -> Anatomy:
         UserError: if the family is not in the table; the sentence says what to add.
     """
     family = str(config.get_text_config().model_type)
+    if family in OUT_OF_REACH:
+        raise UserError(f"model family '{family}' is not supported: {OUT_OF_REACH[family]}.")
     if family not in ANATOMIES:
         raise UserError(
             f"model family '{family}' is not supported: add an entry naming its blocks, attention and projections"

@@ -12,6 +12,7 @@ from icrbench.backbone import Backbone, Batch
 from icrbench.backbone.anatomy import Dimensions, submodule
 from icrbench.method import Fitted
 from icrbench.randomness import Randomness
+from icrbench.util.errors import UserError
 
 HEAD = "head"
 FEED_FORWARD = "mlp-"
@@ -27,9 +28,10 @@ class LoRAFitted(Fitted):
     Attributes:
         config: ``rank``, ``alpha``, ``dropout`` (in training alone), ``projections`` (their letters, as `Letters`),
             ``fused`` (whether queries, keys and values come from one matrix), ``feed_forward`` (adapted matrices of
-            that part in a block), ``blocks`` (how many are adapted) and ``first`` (the first, where those below it stay
-            as they are; else None), ``vocabulary`` (rows of an adapted output head, else 0), ``loss`` (mean training
-            loss by epoch), ``sweep`` (held-out accuracy by learning rate, empty if it was given).
+            that part in a block), ``gated`` (those of them that are two side by side, gate and input), ``blocks`` (how
+            many are adapted) and ``first`` (the first, where those below it stay as they are; else None),
+            ``vocabulary`` (rows of an adapted output head, else 0), ``loss`` (mean training loss by epoch), ``sweep``
+            (held-out accuracy by learning rate, empty if it was given).
         tensors: ``BLOCK-PROJECTION.A`` ``[r, d_in]`` and ``BLOCK-PROJECTION.B`` ``[d_out, r]``, the feed-forward part's
             as ``BLOCK-mlp-PROJECTION``, or ``head.A`` and ``head.B``.
     """
@@ -56,7 +58,7 @@ class LoRAFitted(Fitted):
         else:
             sides = sum(dims.hidden + made[letter] for letter in letters & set(made))
         sides += (heads + dims.hidden) * ("o" in letters)
-        sides += (dims.hidden + dims.inner) * self.config["feed_forward"]
+        sides += (dims.hidden + dims.inner) * self.config["feed_forward"] + dims.inner * self.config["gated"]
         head = dims.hidden + self.config["vocabulary"] if self.config["vocabulary"] else 0
         return int(self.config["rank"] * (self.config["blocks"] * sides + head))
 
@@ -123,6 +125,7 @@ def initial_lora(
         uniform = torch.rand(rank, taken, generator=rng.torch("factors", name))
         tensors[f"{name}.A"] = (2 * uniform - 1) / taken**0.5
         tensors[f"{name}.B"] = torch.zeros(made, rank)
+    feed_forward = [name for name in projections if name.startswith(FEED_FORWARD)]
     first = min(blocks, default=backbone.dims.layers - 1)
     config: dict[str, Any] = {
         "rank": rank,
@@ -130,7 +133,8 @@ def initial_lora(
         "dropout": dropout,
         "projections": letters,
         "fused": len(backbone.anatomy.inputs) == 1,
-        "feed_forward": sum(name.startswith(FEED_FORWARD) for name in projections),
+        "feed_forward": len(feed_forward),
+        "gated": sum(_sides(adapted(backbone, f"0-{name}"))[0] == 2 * backbone.dims.inner for name in feed_forward),
         "blocks": len(blocks),
         "first": first or None,
         "vocabulary": 0 if blocks else len(tensors[f"{HEAD}.B"]),
@@ -140,7 +144,16 @@ def initial_lora(
 
 
 def _projections(backbone: Backbone, letters: str) -> list[str]:
-    """Names of the matrices in a block, the attention's first."""
+    """Names of the matrices in a block, the attention's first.
+
+    Raises:
+        UserError: if the feed-forward part is to be adapted and has no matrices of its own.
+    """
+    if "m" in letters and not backbone.anatomy.feed_forward:
+        raise UserError(
+            f"the feed-forward part of {backbone.revision.name} is a mixture of experts, whose weights cannot be"
+            " adapted: use a method that adapts attention alone."
+        )
     inputs = backbone.anatomy.inputs
     if len(inputs) == 1:
         chosen = list(inputs) if set(letters) & set("qkv") else []

@@ -18,9 +18,9 @@ from icrbench.toolkit.episodes import Episode, Labelled, Question, Questions
 from icrbench.toolkit.reading import last_token_vectors
 from icrbench.util.errors import UserError
 from method_setup import Slow, fit, logits, zero_shot_questions
-from tiny import FAMILIES, LAYERS, tiny_backbone
+from tiny import EVERY_FAMILY, FAMILIES, LAYERS, tiny_backbone
 
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", EVERY_FAMILY)
 SST2 = load_tasks()["sst2"]
 SMALL = {"per_class": 1, "mean_prompts": 4, "effect_prompts": 2, "held_out": 4, "filter_correct": False}
 OUTPUT = {"gpt2": "attn.c_proj", "gpt_neox": "attention.dense"}  # the output projection, from the block
@@ -112,13 +112,15 @@ class SlowHeads:
         heads = self.heads(tokens)[layer]
         width = heads.shape[1]
         alone = weight[:, head * width : (head + 1) * width] @ heads[head]
-        if not hasattr(self.slow.modules["block", layer], "pre_feedforward_layernorm"):
-            return alone
         whole, norm = weight @ heads.flatten(), self.slow.modules["attention", layer]
-        return alone * (1 + norm.weight) / (whole.square().mean() + norm.eps).sqrt()
+        if type(norm).__name__ == "Gemma3RMSNorm":
+            return alone * (1 + norm.weight) / (whole.square().mean() + norm.eps).sqrt()
+        if type(norm).__name__ == "Olmo2RMSNorm":
+            return alone * norm.weight / (whole.square().mean() + norm.variance_epsilon).sqrt()
+        return alone
 
 
-@families
+@pytest.mark.parametrize("family", [*FAMILIES, "olmo2"])  # those whose attention writes in ways of their own
 def test_it_is_what_the_formulas_say_in_float64(family: str, asked: list[list[Episode]]) -> None:
     backbone, slow = tiny_backbone(family), SlowHeads(family)
     fitted = fit("function_vector", backbone, heads=4, **SMALL)
