@@ -1,5 +1,6 @@
 """Models whose weights are quantised, with ``--quantize`` or as they come: what is theirs, and what methods do."""
 
+import functools
 import importlib.util
 import json
 import shutil
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from lm_eval.tasks import TaskManager
 from torch import Tensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
@@ -241,6 +243,29 @@ def test_a_fit_belongs_to_its_quantisation(icrbench: Commands) -> None:
     icrbench.refused(refused, "in torchao int8")
     explained = icrbench("explain", "good", "--model", plain_folder(), "--artifact", folder, "--quantize", "int8")
     assert explained.code == 0, explained
+
+
+def test_lm_eval_on_a_quantised_model(icrbench: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", functools.partial(TaskManager, include_defaults=False))
+    asked = [
+        "lm-eval",
+        "--model",
+        plain_folder(),
+        "--method",
+        "zero_shot",
+        "--tasks",
+        "icrbench_everyday",
+        "--limit",
+        4,
+    ]
+    found = {}
+    for kind, flags in {"plain": [], "int8": ["--quantize", "int8"]}.items():
+        done = icrbench(*asked, "--log_samples", "--output_path", icrbench.folder / kind, *flags)
+        assert done.code == 0, done
+        (path,) = (icrbench.folder / kind).rglob("samples_*.jsonl")
+        found[kind] = [json.loads(line)["resps"] for line in path.read_text().splitlines()]
+    assert len(found["plain"]) == 4
+    assert found["plain"] != found["int8"]
 
 
 def config_of(folder: Path, **changes: Any) -> Path:
