@@ -3,6 +3,7 @@
 import csv
 import io
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -53,4 +54,13 @@ def test_the_csv_splits_the_uncertainty(table: Table) -> None:
     assert spread is not None
     assert (float(icr["se_seeds"]), float(icr["se_examples"])) == pytest.approx((spread.seeds, spread.examples))
     assert lines["zero_shot", "average"]["se_seeds"] == ""
+    for column in ("average", "sst2"):  # costs stand beside, of all tasks or of one
+        own = [
+            r["result"]
+            for label, r in table.group.records
+            if label == "icr" and column in ("average", r["cell"]["task"])
+        ]
+        assert float(lines["icr", column]["fit_seconds"]) == pytest.approx(
+            fmean(result["seconds_fit"] for result in own if result)
+        )
     assert float(lines["zero_shot", "average"]["se_examples"]) > 0

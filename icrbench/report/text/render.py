@@ -30,6 +30,7 @@ from icrbench.report.text.grid import Entry, Grid, blocks
 from icrbench.report.text.latex import PREAMBLE, escape_latex, floats, latex_comment, latex_sentence
 from icrbench.report.text.names import display_name
 from icrbench.report.text.numbers import MISSING
+from icrbench.store.records import CellRecord
 
 TERMINAL = 110  # characters of a line
 _BOLD = "\033[1m{}\033[0m"
@@ -173,8 +174,11 @@ def csv(tables: Sequence[Table]) -> str:
             "column": column.name,
             "is_average": column.is_average,
             **_numbers(table, row, column),
+            **costs(_records(by_label[row.label], column)),
+            "error": " | ".join(row.scores[column.name].errors) or None,
         }
         for table in tables
+        for by_label in [table.group.by_label()]
         for row in table.rows
         for column in table.columns
     ]
@@ -253,8 +257,14 @@ def _numbers(table: Table, row: Row, column: Column) -> dict[str, object]:
         "vs_plain_p_holm": change.p_holm if change else None,
         "collapse": row.collapse if column.name == AVERAGE else None,
         **calibrated_numbers(table, row, column),
-        "error": " | ".join(score.errors) or None,
     }
+
+
+def _records(own: Sequence[CellRecord], column: Column) -> Sequence[CellRecord]:
+    """Those whose costs stand beside a score: of one task, or of all beside the average over all."""
+    if column.name == AVERAGE:
+        return own
+    return [record for record in own if not column.is_average and record["cell"]["task"] == column.name]
 
 
 def _plain(grid: Grid, marks: Sequence[str], style: str) -> str:
