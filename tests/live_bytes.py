@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +33,10 @@ def peak_of_tensors(backbone: Backbone) -> Iterator[Peak]:
 
 
 def _alive() -> int:
-    found = (thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor))
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in found}
+    storages: dict[int, int] = {}
+    for thing in gc.get_objects():
+        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu":
+            storage = thing.untyped_storage()
+            with suppress(RuntimeError):  # tensors that tracing left, which have no memory
+                storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())

@@ -51,6 +51,8 @@ class _Runtime(backend_registration._DummyBackendModule):
 
 
 backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Runtime())
+# Forking torch's generators warns where a machine has several devices; other tests of the process mean none of these.
+torch.random._fork_rng_warned_already = True
 torch.autograd.set_multithreading_enabled(False)  # torch would make a thread for the first of the devices alone
 
 

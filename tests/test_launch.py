@@ -199,6 +199,30 @@ def test_no_more_workers_are_started_than_there_are_pieces(icrbench: Commands) -
     assert [log.name for log in (out / "logs").glob("*.log")] == ["worker-0.log"]
 
 
+def test_a_cell_that_a_lost_worker_still_has_is_waited_for(icrbench: Commands) -> None:
+    out, known = icrbench.folder / "out", icrbench.folder / "known"
+    asked = ["run", "--methods", "zero_shot", "--models", model_folder(), "--tasks", "sst2", "--demo", "--limit", "2"]
+    assert icrbench(*asked, "--no-priors", "--out", known).code == 0
+    [record] = Store(known).records()
+    log = out / "logs" / "worker-0.log"
+
+    def hold() -> None:
+        with Store(out).lock(record["key"]) as free:
+            assert free
+            held.set()
+            while not (log.exists() and "being run by another process" in log.read_text()):
+                time.sleep(0.05)
+
+    held, holder = threading.Event(), threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(10)
+    done = icrbench(*asked, "--no-priors", "--out", out, "--workers", 1)
+    holder.join()
+    assert done.code == 0, done
+    assert "being run by another process" in done.out
+    assert "1 cells run, 0 already there, 0 failed of 1" in done.out
+
+
 def test_work_that_kills_every_worker_is_given_up_and_named(
     icrbench: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -99,7 +100,9 @@ def cluster(address: str) -> Iterator[list[dict[str, float]]]:
             f"no Ray cluster answers at {address} ({said(error)}): start one with `ray start --head`, on this"
             " machine, or join it to one with `ray start --address HOST:PORT`; --ray-address local needs none."
         ) from error
-    signal.signal(signal.SIGTERM, before)  # Ray's own ends the process at once
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray's own ends the process at once
     try:
         yield [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
     finally:

@@ -1,5 +1,6 @@
 """What a worker does: it holds one model at a time, and computes the pieces that it is given."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +14,9 @@ from icrbench.runner.run import recorder_of, verify, work
 from icrbench.store.store import Store
 from icrbench.util.errors import UserError
 from icrbench.util.progress import say
+
+LET_GO = (2.0, 8.0)
+"""Seconds that are waited for a cell that another process has: one of ours, whose actor or node was lost, ends soon."""
 
 
 class Station:
@@ -48,6 +52,11 @@ class Station:
                 say(f"{cells[0]}: {error}")
         else:
             work(recorder, cells, self._request.priors)
+            for pause in LET_GO:
+                if recorder.tally.left <= before.left:
+                    break
+                time.sleep(pause)
+                work(recorder, recorder.take_left(), self._request.priors)
         self._tell({"ended": order["number"], "counts": asdict(recorder.tally - before)})
 
     def close(self) -> None:

@@ -54,7 +54,7 @@ def test_with_a_text_s_embeddings_it_is_that_text_before_the_prompt(family: str,
     embeddings = backbone.model.get_input_embeddings()(torch.tensor(text))
     fit = SoftPromptFitted({"where": "input"}, {"embeddings": embeddings})
     if where == "layers":
-        virtual = fit._virtual(backbone)
+        virtual = fit.virtual(backbone)
         fit = SoftPromptFitted({"where": "layers"}, {"keys": virtual.keys, "values": virtual.values})
     batch = some_batch()
     rows = [ids[seen == 1].tolist() for ids, seen in zip(batch.input_ids, batch.attention_mask, strict=True)]
