@@ -21,6 +21,7 @@ from test_launch import METHODS, outcome
 
 __all__ = ["icrbench"]  # a fixture
 pytestmark = [
+    pytest.mark.skipif("ICRBENCH_SLURM" not in os.environ, reason="ten minutes: asked for by ICRBENCH_SLURM=1"),
     pytest.mark.skipif(bool(missing()), reason=missing()),
     pytest.mark.usefixtures("own_registry", "in_the_cluster"),
 ]
